@@ -1,0 +1,209 @@
+// Package cuda declares the numeric operations that draftscope needs, once,
+// for every backend: [cpu] is plain Go and always built, [gpu] needs the build
+// tag "cuda" and a device. Models (extract/target, drafter) are written over
+// [Device] alone, so that a draft means the same thing on both.
+//
+// All matrices are row-major. Every operation is deterministic, and the
+// result for one row never depends on which other rows share the call: the
+// same states cut into other batches give bit-equal numbers.
+//
+// [cpu]: https://pkg.go.dev/github.com/draftscope/draftscope/cuda/cpu
+// [gpu]: https://pkg.go.dev/github.com/draftscope/draftscope/cuda/gpu
+package cuda
+
+import "fmt"
+
+// Buffer is a block of device memory that holds n float32 values, owned by
+// whoever called [Device.New].
+type Buffer interface {
+	// Len is the number of float32 values.
+	Len() int
+	// Close gives the memory back. A second call does nothing.
+	Close()
+}
+
+// Tensor is a view of a buffer: Rows rows of Cols values, each row starting
+// Stride values after the one before it. Off is the index of the first value.
+// The zero Tensor stands for "not given" where an operation allows that.
+type Tensor struct {
+	Buf    Buffer
+	Off    int
+	Rows   int
+	Cols   int
+	Stride int
+}
+
+// Matrix views the start of buf as rows x cols, densely packed.
+func Matrix(buf Buffer, rows, cols int) Tensor {
+	return Tensor{Buf: buf, Rows: rows, Cols: cols, Stride: cols}
+}
+
+// RowRange is the view of rows lo..hi-1.
+func (t Tensor) RowRange(lo, hi int) Tensor {
+	t.Off += lo * t.Stride
+	t.Rows = hi - lo
+	return t
+}
+
+// ColRange is the view of columns lo..hi-1 of every row.
+func (t Tensor) ColRange(lo, hi int) Tensor {
+	t.Off += lo
+	t.Cols = hi - lo
+	return t
+}
+
+// Heads views each row of n*dim columns as n rows of dim columns. The tensor
+// must be dense (Stride == Cols).
+func (t Tensor) Heads(dim int) Tensor {
+	if t.Stride != t.Cols || t.Cols%dim != 0 {
+		panic(fmt.Sprintf("cuda: cannot view %d columns (stride %d) as heads of %d", t.Cols, t.Stride, dim))
+	}
+	t.Rows *= t.Cols / dim
+	t.Cols, t.Stride = dim, dim
+	return t
+}
+
+// Valid reports an error when the view leaves its buffer.
+func (t Tensor) Valid() error {
+	if t.Rows == 0 || t.Cols == 0 {
+		return nil
+	}
+	if t.Buf == nil || t.Off < 0 || t.Stride < t.Cols || t.Off+(t.Rows-1)*t.Stride+t.Cols > t.Buf.Len() {
+		return fmt.Errorf("%w: %d x %d (stride %d, offset %d) leaves its buffer", ErrShape, t.Rows, t.Cols, t.Stride, t.Off)
+	}
+	return nil
+}
+
+// Activation names the function that [Device.GateMul] applies to its gate.
+type Activation int
+
+// The activations of the models that draftscope runs.
+const (
+	SiLU    Activation = iota // x·sigmoid(x)
+	Sigmoid                   // 1/(1+e^-x)
+)
+
+// Span says which keys one query row may see: context rows CtxLo..CtxHi-1
+// and rows BlkLo..BlkHi-1 of its own call ("block" rows). Masks are decided
+// by the models, in plain Go, and only carried out here. A row that sees
+// nothing yields zeros, never NaN.
+type Span struct {
+	CtxLo, CtxHi int32
+	BlkLo, BlkHi int32
+}
+
+// AttentionArgs are the operands of [Device.Attention]. Query head g reads
+// key/value head g div (QHeads/KVHeads).
+type AttentionArgs struct {
+	Q          Tensor // [M, QHeads*HeadDim]
+	CtxK, CtxV Tensor // [S, KVHeads*HeadDim]; may be zero
+	BlkK, BlkV Tensor // [R, KVHeads*HeadDim]; may be zero
+	Spans      []Span // one a query row
+	QHeads     int
+	KVHeads    int
+	HeadDim    int
+	Scale      float32
+}
+
+// DeltaArgs are the operands of [Device.DeltaRule], the gated delta rule of
+// Qwen3.5 (hybrid.md §4.4-4.7). Q, K, V come after the convolution; the
+// operation L2-normalises q and k, scales q by KeyDim^-0.5, and computes
+// beta = sigmoid(b), g = -exp(A_log)·softplus(a + dt_bias) itself.
+type DeltaArgs struct {
+	Q, K     Tensor // [T, KeyHeads*KeyDim]
+	V        Tensor // [T, ValueHeads*ValueDim]
+	A, B     Tensor // [T, ValueHeads]
+	ALog     Tensor // [1, ValueHeads]
+	DTBias   Tensor // [1, ValueHeads]
+	State    Tensor // [ValueHeads*KeyDim, ValueDim] fp32, read and updated
+	KeyHeads int
+	ValHeads int
+	KeyDim   int
+	ValDim   int
+	// Chunk is the number of rows solved at once; 1 is the plain recurrence,
+	// 0 lets the backend choose.
+	Chunk int
+}
+
+// Losses is a set of divergences between a draft distribution q and the
+// target's distribution p (dflash.md §3.5), natural logarithm, T = 1.
+type Losses uint8
+
+// The divergences that [Device.Head] can compute beside the cross-entropy.
+const (
+	KL  Losses = 1 << iota // Σ p log(p/q)
+	RKL                    // Σ q log(q/p)
+	JSD                    // ½ KL(p‖m) + ½ KL(q‖m), m = (p+q)/2
+	TV                     // 1 − Σ min(p, q)
+)
+
+// HeadArgs are the operands of [Device.Head].
+type HeadArgs struct {
+	Hidden Tensor // [M, H], already normed
+	Weight Tensor // [V, H]
+	// K is how many of the largest logits to return for each row.
+	K int
+	// Labels has one token id a row, -1 for none; nil for no labels at all.
+	Labels []int32
+	// Target holds normed target states [P, H]; TargetRow[i] is the row of
+	// Target whose distribution row i is compared with, -1 for none. Both are
+	// unused when Losses is 0.
+	Target    Tensor
+	TargetRow []int32
+	Losses    Losses
+}
+
+// HeadResult has one entry a row of HeadArgs.Hidden. What was not asked for
+// is nil; a row without a label or target row has NaN there (rank: -1).
+type HeadResult struct {
+	LSE        []float32 // log Σ exp(logit) over the vocabulary
+	TopIDs     []int32   // [M*K], largest logit first, ties by lowest id
+	TopLogits  []float32 // [M*K]
+	LabelLogit []float32
+	LabelRank  []int32 // ids that come before the label in TopIDs' order
+	KL         []float32
+	RKL        []float32
+	JSD        []float32
+	TV         []float32
+}
+
+// Device is one backend on one device. Calls are made from one goroutine at a
+// time; they may run behind, but results are visible to later calls and to
+// Download. Shape mistakes are errors that wrap [ErrShape].
+type Device interface {
+	// Name says what runs the operations, for people ("cpu (gonum, 2 threads)").
+	Name() string
+	// New allocates n zeroed float32 values.
+	New(n int) (Buffer, error)
+	// Upload copies Rows*Cols values into dst, Download copies them out.
+	Upload(dst Tensor, src []float32) error
+	Download(dst []float32, src Tensor) error
+
+	// Gemm sets dst[M,N] = a[M,K] · w[N,K]ᵀ, or adds that to dst.
+	Gemm(dst, a, w Tensor, add bool) error
+	// RMSNorm sets each row of dst to x / sqrt(mean(x²)+eps) · (gain + w),
+	// where w has one row of Cols values and gain is 0, or 1 for Qwen3.5's
+	// (1+w) norms. dst may be x.
+	RMSNorm(dst, x, w Tensor, eps, gain float32) error
+	// RoPE rotates the first rotary dims of each head of x [T, heads*headDim]
+	// in place, halves within the rotary dims (neox); row t is at pos[t].
+	RoPE(x Tensor, pos []int32, headDim, rotary int, theta float64) error
+	// Attention sets dst [M, QHeads*HeadDim] to softmax(q·kᵀ·scale + mask)·v.
+	Attention(dst Tensor, args AttentionArgs) error
+	// GateMul sets dst = act(gate) ⊙ x. dst may be either operand.
+	GateMul(dst, gate, x Tensor, act Activation) error
+	// GatherRows sets dst's row i to src's row rows[i].
+	GatherRows(dst, src Tensor, rows []int32) error
+	// Conv is the causal depthwise convolution with SiLU of hybrid.md §4.2:
+	// x [T, C], w [C, taps], history [taps-1, C] holds the rows before x,
+	// oldest first, and is updated to the last taps-1 rows. dst is not x.
+	Conv(dst, x, w, history Tensor) error
+	// DeltaRule sets dst [T, ValHeads*ValDim] to the gated delta rule's output.
+	DeltaRule(dst Tensor, args DeltaArgs) error
+	// Head multiplies hidden rows with the vocabulary head and reduces each
+	// row of logits at once; no full logits survive the call.
+	Head(args HeadArgs) (HeadResult, error)
+
+	// Close frees the device. Buffers must be closed before.
+	Close() error
+}
