@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// The exit codes, the same for every command.
+const (
+	exitOK      = 0
+	exitFailed  = 1 // something broke while working
+	exitUsage   = 2 // bad flags or bad input
+	exitMissing = 3 // the environment lacks something: a server, a device, space
+	exitPartial = 4 // done, but sequences were set aside or left for a later run
+)
+
+const usage = `draftscope: see why a speculative-decoding drafter is good or bad
+
+usage: draftscope COMMAND [flags]
+
+  run       capture a target's hidden states, draft on them, score, report
+  capture   the same without drafters: states into a dataset
+  replay    put a stored capture through new drafters
+  report    print or draw what a dataset says about its drafters
+  query     ask a dataset in SQL
+  inspect   say in plain words what a file or folder is
+  doctor    say what works on this machine
+  version   print the version
+
+Without flags, "draftscope run" uses a small model that is part of the program.
+"draftscope COMMAND --help" explains a command and shows examples.
+
+Exit status: 0 ok, 1 failed, 2 bad flags or input, 3 something is missing on
+this machine, 4 finished, but not everything could be scored.
+`
+
+// command is one subcommand; it owns its flags.
+type command func(ctx context.Context, args []string, out streams) error
+
+type streams struct {
+	stdout, stderr io.Writer
+}
+
+// exitError gives an error an exit code.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e exitError) Error() string { return e.err.Error() }
+func (e exitError) Unwrap() error { return e.err }
+
+func badInput(err error) error          { return withCode(exitUsage, err) }
+func badUsage(f string, a ...any) error { return badInput(fmt.Errorf(f, a...)) }
+
+// withCode sets the exit code unless err already has one.
+func withCode(code int, err error) error {
+	var known exitError
+	if err == nil || errors.As(err, &known) {
+		return err
+	}
+	return exitError{code, err}
+}
+
+// run is the program: it never exits and never touches globals, so that tests
+// can call it.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	commands := map[string]command{
+		"run": cmdRun, "capture": cmdCapture, "replay": cmdReplay, "report": cmdReport,
+		"query": cmdQuery, "inspect": cmdInspect, "doctor": cmdDoctor, "version": cmdVersion,
+	}
+	if len(args) == 0 {
+		fmt.Fprint(stderr, usage)
+		return exitUsage
+	}
+	switch args[0] {
+	case "help", "-h", "-help", "--help":
+		if len(args) > 1 && commands[args[1]] != nil {
+			args = []string{args[1], "--help"}
+			break
+		}
+		fmt.Fprint(stdout, usage)
+		return exitOK
+	case "--version", "-version":
+		args = []string{"version"}
+	}
+	cmd, ok := commands[args[0]]
+	if !ok {
+		fmt.Fprintf(stderr, "draftscope: there is no command %q; \"draftscope help\" lists them\n", args[0])
+		return exitUsage
+	}
+	err := cmd(ctx, args[1:], streams{stdout, stderr})
+	if err == nil || errors.Is(err, flag.ErrHelp) {
+		return exitOK
+	}
+	fmt.Fprintf(stderr, "draftscope: %s\n", oneLine(err.Error()))
+	var coded exitError
+	if errors.As(err, &coded) {
+		return coded.code
+	}
+	return exitFailed
+}
+
+func oneLine(s string) string {
+	return strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
+}
+
+// newFlags starts a command's flags; help is its man page.
+func newFlags(name, help string, out streams) *flag.FlagSet {
+	fs := flag.NewFlagSet(name, flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	fs.Usage = func() {
+		fmt.Fprint(out.stdout, help)
+		fmt.Fprintln(out.stdout, "\nflags:")
+		fs.VisitAll(func(f *flag.Flag) {
+			kind, text := flag.UnquoteUsage(f)
+			line := "  --" + f.Name
+			if kind != "" {
+				line += " " + kind
+			}
+			if f.DefValue != "" && f.DefValue != "false" && f.DefValue != "0" && f.DefValue != "[]" {
+				text += " (default " + f.DefValue + ")"
+			}
+			fmt.Fprintf(out.stdout, "%s\n        %s\n", line, text)
+		})
+	}
+	return fs
+}
+
+// parse takes flags before, between and after the positional arguments.
+func parse(fs *flag.FlagSet, args []string) (positional []string, err error) {
+	for {
+		if err := fs.Parse(args); err != nil {
+			if errors.Is(err, flag.ErrHelp) {
+				return nil, err
+			}
+			return nil, badUsage("%s: %w; \"draftscope %s --help\" shows the flags", fs.Name(), err, fs.Name())
+		}
+		args = fs.Args()
+		if len(args) == 0 {
+			return positional, nil
+		}
+		positional, args = append(positional, args[0]), args[1:]
+	}
+}
+
+// parseNone is parse for a command without positional arguments.
+func parseNone(fs *flag.FlagSet, args []string) error {
+	rest, err := parse(fs, args)
+	if err == nil && len(rest) > 0 {
+		return badUsage("%s takes no argument %q; \"draftscope %s --help\" shows the flags", fs.Name(), rest[0], fs.Name())
+	}
+	return err
+}

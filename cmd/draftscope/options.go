@@ -1,0 +1,196 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// safeName is what may become a part of a path, a subject and a SQL value.
+var safeName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+
+// drafterFlag collects --drafter NAME=DIR, in the order given.
+type drafterFlag []drafterRef
+
+type drafterRef struct{ name, dir string }
+
+func (d *drafterFlag) String() string { return "" }
+
+func (d *drafterFlag) Set(s string) error {
+	name, dir, ok := strings.Cut(s, "=")
+	if !ok || dir == "" {
+		return fmt.Errorf("want NAME=DIR, for example good=./drafters/good")
+	}
+	if !safeName.MatchString(name) {
+		return fmt.Errorf("the name %q may only hold letters, digits, dot, dash and underscore (64 at most)", name)
+	}
+	if slices.ContainsFunc(*d, func(r drafterRef) bool { return r.name == name }) {
+		return fmt.Errorf("the name %q is given twice", name)
+	}
+	*d = append(*d, drafterRef{name, dir})
+	return nil
+}
+
+// intsFlag is a comma-separated list of positive numbers, sorted, once each.
+type intsFlag []int
+
+func (v *intsFlag) String() string {
+	parts := make([]string, len(*v))
+	for i, n := range *v {
+		parts[i] = strconv.Itoa(n)
+	}
+	return strings.Join(parts, ",")
+}
+
+func (v *intsFlag) Set(s string) error {
+	var out []int
+	for part := range strings.SplitSeq(s, ",") {
+		n, err := strconv.Atoi(strings.TrimSpace(part))
+		if err != nil || n < 1 || n > 4096 {
+			return fmt.Errorf("want numbers from 1 to 4096 separated by commas, not %q", s)
+		}
+		out = append(out, n)
+	}
+	slices.Sort(out)
+	*v = slices.Compact(out)
+	return nil
+}
+
+// statesFlag is "taps", "all", or a list of state numbers.
+type statesFlag struct {
+	word string
+	list []int
+}
+
+func (v *statesFlag) String() string {
+	if v.word != "" {
+		return v.word
+	}
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(v.list), " ", ","), "[]")
+}
+
+func (v *statesFlag) Set(s string) error {
+	if s == "taps" || s == "all" {
+		*v = statesFlag{word: s}
+		return nil
+	}
+	var list []int
+	for part := range strings.SplitSeq(s, ",") {
+		n, err := strconv.Atoi(strings.TrimSpace(part))
+		if err != nil || n < 0 {
+			return fmt.Errorf("want taps, all, or state numbers separated by commas, not %q", s)
+		}
+		list = append(list, n)
+	}
+	slices.Sort(list)
+	*v = statesFlag{list: slices.Compact(list)}
+	return nil
+}
+
+// oneOf is a flag with a fixed set of values.
+type oneOf struct {
+	value   string
+	allowed []string
+}
+
+func (v *oneOf) String() string { return v.value }
+
+func (v *oneOf) Set(s string) error {
+	if !slices.Contains(v.allowed, s) {
+		return fmt.Errorf("want one of %s, not %q", strings.Join(v.allowed, ", "), s)
+	}
+	v.value = s
+	return nil
+}
+
+func oneOfFlag(fs *flag.FlagSet, name, value, usage string, allowed ...string) *oneOf {
+	v := &oneOf{value, append([]string{value}, allowed...)}
+	fs.Var(v, name, usage)
+	return v
+}
+
+// jobFlags are the flags of run, capture and replay.
+type jobFlags struct {
+	target    string
+	drafters  drafterFlag
+	prompts   string
+	sequences string
+	out       string
+	run       string
+	backend   *oneOf
+	nats      string
+	limit     int
+	budgets   intsFlag
+	anchors   *oneOf
+	losses    *oneOf
+	states    statesFlag
+	dtype     *oneOf
+	maxNew    int
+	temp      float64
+	seed      int64
+	batchRows int
+	redact    bool
+	parts     int
+	json      bool
+}
+
+const defaultOut = "draftscope-data"
+
+// captureFlags registers what decides a capture.
+func (j *jobFlags) captureFlags(fs *flag.FlagSet) {
+	fs.StringVar(&j.target, "target", "", "the target's model `DIR` (default: the model shipped with draftscope)")
+	fs.StringVar(&j.prompts, "prompts", "", "a JSONL `FILE` of prompts: {\"id\",\"prompt\"} or {\"id\",\"messages\"} a line")
+	fs.StringVar(&j.sequences, "sequences", "", "a JSONL `FILE` of given token ids, captured teacher-forced: {\"id\",\"input_ids\",\"prompt_len\"} a line")
+	fs.StringVar(&j.out, "out", defaultOut, "the dataset's `DIR`; a second run with the same one resumes")
+	fs.StringVar(&j.run, "run", "r1", "the `NAME` of this capture within the dataset")
+	fs.IntVar(&j.limit, "limit", 0, "only the first `N` inputs")
+	j.states = statesFlag{word: "taps"}
+	fs.Var(&j.states, "states", "which states to record: taps, all, or a `LIST` such as 0,2,8 (state c = after c layers, before the final norm)")
+	j.dtype = oneOfFlag(fs, "dtype", "f32", "how states are stored: f32, or bf16 (half the size, rounded) `TYPE`", "bf16")
+	fs.IntVar(&j.maxNew, "max-new", 144, "at most `N` new tokens a prompt")
+	fs.Float64Var(&j.temp, "temperature", 0, "0 generates greedily, `T` > 0 samples")
+	fs.Int64Var(&j.seed, "seed", 1, "the sampling seed `N`")
+	fs.IntVar(&j.batchRows, "batch-rows", 64, "tokens in a batch of the stream, `N`")
+	fs.BoolVar(&j.redact, "redact", false, "do not store the text")
+}
+
+// draftFlags registers what decides a scoring.
+func (j *jobFlags) draftFlags(fs *flag.FlagSet) {
+	fs.Var(&j.drafters, "drafter", "a drafter version, `NAME=DIR`; give it once for each")
+	j.budgets = intsFlag{8, 16, 64}
+	fs.Var(&j.budgets, "budgets", "DDTree node budgets, `N,N,...`")
+	j.anchors = oneOfFlag(fs, "anchors", "every", "draft at every anchor, or only at those that rounds reach: every|rounds `WHICH`", "rounds")
+	j.losses = oneOfFlag(fs, "losses", "kl", "divergences beside the cross-entropy: kl, or all (adds reverse KL, JSD, TV), or none `WHICH`", "all", "none")
+}
+
+// commonFlags registers what every job has.
+func (j *jobFlags) commonFlags(fs *flag.FlagSet) {
+	j.backend = oneOfFlag(fs, "backend", "auto", "what computes: auto, cpu or cuda `NAME`", "cpu", "cuda")
+	fs.StringVar(&j.nats, "nats", "embedded", "the JetStream server: embedded, or a `URL` such as nats://host:4222")
+	fs.IntVar(&j.parts, "partitions", 2, "`N` partitions of the stream, each with its own drafter and writer")
+	fs.BoolVar(&j.json, "json", false, "print the report as JSON")
+}
+
+// validate checks what no single flag can.
+func (j *jobFlags) validate() error {
+	switch {
+	case j.prompts != "" && j.sequences != "":
+		return badUsage("--prompts and --sequences exclude each other; give the one that your inputs are")
+	case j.limit < 0:
+		return badUsage("--limit must be 0 (all) or more, not %d", j.limit)
+	case !safeName.MatchString(j.run):
+		return badUsage("--run %q may only hold letters, digits, dot, dash and underscore", j.run)
+	case j.parts < 1 || j.parts > 64:
+		return badUsage("--partitions must be 1 to 64, not %d", j.parts)
+	case j.maxNew < 1:
+		return badUsage("--max-new must be at least 1, not %d", j.maxNew)
+	case j.batchRows < 1:
+		return badUsage("--batch-rows must be at least 1, not %d", j.batchRows)
+	case j.temp < 0:
+		return badUsage("--temperature must be 0 or more, not %g", j.temp)
+	}
+	return nil
+}
