@@ -160,7 +160,8 @@ func TestDamagedFilesAreRefusedQuicklyAndByName(t *testing.T) {
 		"a header that is no JSON":  {safetensorstest.Raw(`hello`, nil), "not a JSON object"},
 		"a header that goes on":     {safetensorstest.Raw(`{} {}`, nil), "goes on"},
 		"a pointer instead of data": {[]byte("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"), "git lfs pull"},
-		"a header of shapes only":   {safetensorstest.Raw(`{"w":{"dtype":"F32","shape":[`+strings.Repeat("0,", 8<<20-100)+`0],"data_offsets":[0,0]}}`, nil), "dimensions"},
+		"a header of shapes only":   {safetensorstest.Raw(`{"w":{"dtype":"F32","shape":[`+strings.Repeat("0,", 8<<20-100)+`0],"data_offsets":[0,0]}}`, nil), "the limit is 4096"},
+		"seventeen dimensions":      {safetensorstest.Raw(`{"w":{"dtype":"F32","shape":[0`+strings.Repeat(",0", 16)+`],"data_offsets":[0,0]}}`, nil), "17 dimensions"},
 		"a header of nesting":       {safetensorstest.Raw(`{"w":`+strings.Repeat("[", 1<<20), nil), `"w"`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -45,6 +45,7 @@ const (
 	// maxHeader bounds the memory that a hostile header can cost. A real one
 	// takes about 130 bytes a tensor, 3 MB for the largest models.
 	maxHeader = 16 << 20
+	maxEntry  = 4 << 10 // bytes of JSON that describe one tensor
 	maxRank   = 16
 )
 
@@ -97,7 +98,6 @@ func (f *file) damaged(format string, args ...any) error {
 // that appears twice.
 func (f *file) readHeader() error {
 	dec := json.NewDecoder(bytes.NewReader(f.header))
-	dec.DisallowUnknownFields()
 	if tok, err := dec.Token(); err != nil || tok != json.Delim('{') {
 		return f.damaged("its header is not a JSON object")
 	}
@@ -143,7 +143,16 @@ func (f *file) readTensor(dec *json.Decoder, name string, data int) (tensor, err
 		Shape   []int64 `json:"shape"`
 		Offsets []int64 `json:"data_offsets"`
 	}
-	if err := dec.Decode(&e); err != nil {
+	var entry json.RawMessage
+	if err := dec.Decode(&entry); err != nil {
+		return tensor{}, f.damaged("tensor %q: %v", name, err)
+	}
+	if len(entry) > maxEntry {
+		return tensor{}, f.damaged("the entry of tensor %q takes %d bytes, the limit is %d", name, len(entry), maxEntry)
+	}
+	strict := json.NewDecoder(bytes.NewReader(entry))
+	strict.DisallowUnknownFields()
+	if err := strict.Decode(&e); err != nil {
 		return tensor{}, f.damaged("tensor %q: %v", name, err)
 	}
 	if e.DType.Size() == 0 {
