@@ -1,0 +1,199 @@
+package cpu
+
+import (
+	"math"
+
+	"github.com/draftscope/draftscope/cuda"
+)
+
+// A run of query rows is scored together. Runs only save work: they never
+// enter a sum.
+const (
+	runRows   = 16      // rows of a run, at most
+	runScores = 1 << 20 // scores of a run, at most, unless one row has more
+)
+
+// attention is one call's operands as matrices.
+type attention struct {
+	cuda.AttentionArgs
+	dst, q, ctxK, ctxV, blkK, blkV matrix
+	group                          int // query heads a key/value head
+}
+
+// run is query rows lo..hi-1 and the keys that any of them sees.
+type run struct {
+	lo, hi int
+	span   cuda.Span
+}
+
+func (r run) keys() int {
+	return int(r.span.CtxHi-r.span.CtxLo) + int(r.span.BlkHi-r.span.BlkLo)
+}
+
+// Attention implements [cuda.Device]. Keys are summed in the order of the
+// span, context first, in float32; the softmax denominator in float64.
+func (d *Device) Attention(dst cuda.Tensor, args cuda.AttentionArgs) error {
+	a := &attention{AttentionArgs: args}
+	if err := a.check(dst); err != nil {
+		return err
+	}
+	if a.q.rows == 0 || a.q.cols == 0 {
+		return nil
+	}
+	runs := a.runs()
+	cost := 0
+	for _, r := range runs {
+		cost = max(cost, (r.hi-r.lo)*a.group*r.keys()*a.HeadDim*2)
+	}
+	d.each(len(runs)*a.KVHeads, cost, func(i int) { a.attend(runs[i/a.KVHeads], i%a.KVHeads) })
+	return nil
+}
+
+// check turns the operands into matrices that fit together.
+func (a *attention) check(dst cuda.Tensor) error {
+	const op = "attention"
+	if err := views(op, operand{"dst", dst, &a.dst}, operand{"q", a.Q, &a.q},
+		operand{"context k", a.CtxK, &a.ctxK}, operand{"context v", a.CtxV, &a.ctxV},
+		operand{"block k", a.BlkK, &a.blkK}, operand{"block v", a.BlkV, &a.blkV}); err != nil {
+		return err
+	}
+	if a.HeadDim <= 0 || a.KVHeads <= 0 || a.QHeads <= 0 || a.QHeads%a.KVHeads != 0 {
+		return shapeError(op, "%d query heads, %d key heads, head dim %d", a.QHeads, a.KVHeads, a.HeadDim)
+	}
+	a.group = a.QHeads / a.KVHeads
+	if a.q.cols != a.QHeads*a.HeadDim || a.dst.cols != a.q.cols || a.dst.rows != a.q.rows {
+		return shapeError(op, "dst %s, q %s: want [M %d]", a.dst, a.q, a.QHeads*a.HeadDim)
+	}
+	for _, kv := range []struct {
+		name string
+		k, v matrix
+	}{{"context", a.ctxK, a.ctxV}, {"block", a.blkK, a.blkV}} {
+		if kv.k.rows != kv.v.rows || kv.k.cols != kv.v.cols ||
+			kv.k.rows > 0 && kv.k.cols != a.KVHeads*a.HeadDim {
+			return shapeError(op, "%s k %s, v %s: want [S %d]", kv.name, kv.k, kv.v, a.KVHeads*a.HeadDim)
+		}
+	}
+	if len(a.Spans) != a.q.rows {
+		return shapeError(op, "%d spans for q %s", len(a.Spans), a.q)
+	}
+	for i, s := range a.Spans {
+		if !within(s.CtxLo, s.CtxHi, a.ctxK.rows) || !within(s.BlkLo, s.BlkHi, a.blkK.rows) {
+			return shapeError(op, "row %d sees %+v of %d context and %d block rows", i, s, a.ctxK.rows, a.blkK.rows)
+		}
+	}
+	return nil
+}
+
+// within says whether lo..hi-1 is empty or lies in 0..n-1.
+func within(lo, hi int32, n int) bool { return lo >= hi || lo >= 0 && int(hi) <= n }
+
+// union is the smallest span that covers both; empty parts count for nothing.
+func union(s, t cuda.Span) cuda.Span {
+	s.CtxLo, s.CtxHi = cover(s.CtxLo, s.CtxHi, t.CtxLo, t.CtxHi)
+	s.BlkLo, s.BlkHi = cover(s.BlkLo, s.BlkHi, t.BlkLo, t.BlkHi)
+	return s
+}
+
+func cover(lo, hi, lo2, hi2 int32) (int32, int32) {
+	switch {
+	case lo >= hi && lo2 >= hi2:
+		return 0, 0
+	case lo >= hi:
+		return lo2, hi2
+	case lo2 >= hi2:
+		return lo, hi
+	}
+	return min(lo, lo2), max(hi, hi2)
+}
+
+// runs cuts the query rows into runs of neighbours that see much the same.
+func (a *attention) runs() []run {
+	var out []run
+	for i, s := range a.Spans {
+		own := run{i, i + 1, union(s, cuda.Span{})}
+		if n := len(out); n > 0 {
+			last := out[n-1]
+			both := run{last.lo, i + 1, union(last.span, own.span)}
+			// A longer union is scored and then not used: allow a little.
+			waste := both.keys() - min(last.keys(), own.keys())
+			if both.hi-both.lo <= runRows && waste <= 2*runRows &&
+				(both.hi-both.lo)*a.group*both.keys() <= runScores {
+				out[n-1] = both
+				continue
+			}
+		}
+		out = append(out, own)
+	}
+	return out
+}
+
+// attend computes the outputs of run r for the query heads of key/value head h.
+func (a *attention) attend(r run, h int) {
+	dim := a.HeadDim
+	left, right := h*a.group*dim, (h+1)*a.group*dim
+	queries := dense((r.hi-r.lo)*a.group, dim)
+	for i := r.lo; i < r.hi; i++ {
+		src := a.q.row(i)[left:right]
+		for g := range a.group {
+			copy(queries.row((i-r.lo)*a.group+g), src[g*dim:])
+		}
+	}
+	nctx := int(r.span.CtxHi - r.span.CtxLo)
+	scores := dense(queries.rows, r.keys())
+	if nctx > 0 {
+		multiply(scores.block(0, scores.rows, 0, nctx), queries,
+			a.ctxK.block(int(r.span.CtxLo), int(r.span.CtxHi), h*dim, (h+1)*dim), false)
+	}
+	if nctx < scores.cols {
+		multiply(scores.block(0, scores.rows, nctx, scores.cols), queries,
+			a.blkK.block(int(r.span.BlkLo), int(r.span.BlkHi), h*dim, (h+1)*dim), false)
+	}
+	for i := r.lo; i < r.hi; i++ {
+		s := a.Spans[i]
+		out := a.dst.row(i)[left:right]
+		for g := range a.group {
+			row := scores.row((i-r.lo)*a.group + g)
+			var ctx, blk []float32
+			if s.CtxLo < s.CtxHi {
+				ctx = row[s.CtxLo-r.span.CtxLo:][:s.CtxHi-s.CtxLo]
+			}
+			if s.BlkLo < s.BlkHi {
+				blk = row[nctx+int(s.BlkLo-r.span.BlkLo):][:s.BlkHi-s.BlkLo]
+			}
+			o := out[g*dim : (g+1)*dim]
+			clear(o)
+			if len(ctx)+len(blk) == 0 {
+				continue
+			}
+			inv := softmax(ctx, blk, a.Scale)
+			weigh(o, ctx, a.ctxV, int(s.CtxLo), h*dim)
+			weigh(o, blk, a.blkV, int(s.BlkLo), h*dim)
+			for j := range o {
+				o[j] *= inv
+			}
+		}
+	}
+}
+
+// softmax replaces the scores a and b, one row in two pieces, by
+// e^(scale·score - largest) and returns one over their sum.
+func softmax(a, b []float32, scale float32) float32 {
+	top := float32(math.Inf(-1))
+	for _, s := range [2][]float32{a, b} {
+		for i, v := range s {
+			v *= scale
+			s[i] = v
+			if v > top {
+				top = v
+			}
+		}
+	}
+	return float32(1 / (expShifted(a, a, top) + expShifted(b, b, top)))
+}
+
+// weigh adds Σ w[j]·row(lo+j) to o, where rows start at column left.
+func weigh(o, w []float32, rows matrix, lo, left int) {
+	for j, v := range w {
+		addScaled(o, rows.row(lo + j)[left:left+len(o)], v)
+	}
+}

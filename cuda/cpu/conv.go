@@ -1,0 +1,58 @@
+package cpu
+
+import "github.com/draftscope/draftscope/cuda"
+
+// Conv implements [cuda.Device]: tap taps-1 multiplies the present row, tap 0
+// the oldest.
+func (d *Device) Conv(dst, x, w, history cuda.Tensor) error {
+	const op = "conv"
+	var out, in, taps, past matrix
+	if err := views(op, operand{"dst", dst, &out}, operand{"x", x, &in},
+		operand{"w", w, &taps}, operand{"history", history, &past}); err != nil {
+		return err
+	}
+	if out.rows != in.rows || out.cols != in.cols || taps.rows != in.cols || taps.cols < 1 ||
+		past.rows != taps.cols-1 || (past.rows > 0 && past.cols != in.cols) {
+		return shapeError(op, "dst %s, x %s, w %s, history %s: want [T C], [T C], [C K], [K-1 C]", out, in, taps, past)
+	}
+	if in.rows == 0 || in.cols == 0 {
+		return nil
+	}
+	k := taps.cols
+	// Taps by age, so that a row is built by whole-row sums.
+	byTap := dense(k, in.cols)
+	for c := range in.cols {
+		for j, v := range taps.row(c) {
+			byTap.row(j)[c] = v
+		}
+	}
+	// source is the row t places after the first of x; t may be negative.
+	source := func(t int) []float32 {
+		if t < 0 {
+			return past.row(past.rows + t)
+		}
+		return in.row(t)
+	}
+	d.rows(in.rows, in.cols*(k+16), func(lo, hi int) {
+		sum := make([]float32, in.cols)
+		for t := lo; t < hi; t++ {
+			clear(sum)
+			for j := range k {
+				e, tap := source(t-k+1+j), byTap.row(j)
+				for c := range sum {
+					sum[c] += float32(tap[c] * e[c])
+				}
+			}
+			y := out.row(t)
+			for c, v := range sum {
+				y[c] = v * sigmoid(v)
+			}
+		}
+	})
+	// Row i of the new history is row T+i of the old followed by x. Ascending
+	// order reads every old row before it is overwritten.
+	for i := range past.rows {
+		copy(past.row(i), source(in.rows-past.rows+i))
+	}
+	return nil
+}

@@ -1,0 +1,209 @@
+package cpu
+
+import (
+	"math"
+
+	"github.com/draftscope/draftscope/cuda"
+)
+
+// defaultChunk is the number of rows solved at once when the caller leaves
+// the choice.
+const defaultChunk = 64
+
+// delta is one call of the gated delta rule. q and k are normalised, q also
+// scaled; beta and g hold one value a row and value head.
+type delta struct {
+	dst, q, k, v, beta, g, state matrix
+	keyDim, valDim, chunk        int
+}
+
+// DeltaRule implements [cuda.Device]. The state is kept in float32. With
+// Chunk 1 a row's result depends on the rows before it alone, bit for bit;
+// longer chunks sum in an order that follows the chunks' borders, so cutting
+// the rows into other calls changes the last bits.
+func (d *Device) DeltaRule(dst cuda.Tensor, args cuda.DeltaArgs) error {
+	const op = "deltarule"
+	var q, k, a, b, aLog, dtBias matrix
+	r := &delta{keyDim: args.KeyDim, valDim: args.ValDim, chunk: args.Chunk}
+	if err := views(op, operand{"dst", dst, &r.dst}, operand{"q", args.Q, &q}, operand{"k", args.K, &k},
+		operand{"v", args.V, &r.v}, operand{"a", args.A, &a}, operand{"b", args.B, &b},
+		operand{"A_log", args.ALog, &aLog}, operand{"dt_bias", args.DTBias, &dtBias},
+		operand{"state", args.State, &r.state}); err != nil {
+		return err
+	}
+	hk, hv, t := args.KeyHeads, args.ValHeads, q.rows
+	if hk <= 0 || hv <= 0 || hv%hk != 0 || r.keyDim <= 0 || r.valDim <= 0 || r.chunk < 0 {
+		return shapeError(op, "%d key heads of %d, %d value heads of %d, chunk %d", hk, r.keyDim, hv, r.valDim, r.chunk)
+	}
+	for _, want := range []struct {
+		name       string
+		m          matrix
+		rows, cols int
+	}{
+		{"q", q, t, hk * r.keyDim},
+		{"k", k, t, hk * r.keyDim},
+		{"v", r.v, t, hv * r.valDim},
+		{"dst", r.dst, t, hv * r.valDim},
+		{"a", a, t, hv},
+		{"b", b, t, hv},
+		{"A_log", aLog, 1, hv},
+		{"dt_bias", dtBias, 1, hv},
+		{"state", r.state, hv * r.keyDim, r.valDim},
+	} {
+		if want.m.rows != want.rows || want.m.cols != want.cols {
+			return shapeError(op, "%s is %s: want [%d %d]", want.name, want.m, want.rows, want.cols)
+		}
+	}
+	if t == 0 {
+		return nil
+	}
+	if r.chunk == 0 {
+		r.chunk = defaultChunk
+	}
+	r.q, r.k = dense(t, q.cols), dense(t, k.cols)
+	r.beta, r.g = dense(t, hv), dense(t, hv)
+	scale := 1 / math.Sqrt(float64(r.keyDim))
+	d.rows(t, (q.cols+hv)*8, func(lo, hi int) {
+		for i := lo; i < hi; i++ {
+			for h := 0; h < q.cols; h += r.keyDim {
+				unit(r.q.row(i)[h:h+r.keyDim], q.row(i)[h:], scale)
+				unit(r.k.row(i)[h:h+r.keyDim], k.row(i)[h:], 1)
+			}
+			for h := range hv {
+				r.beta.row(i)[h] = float32(1 / (1 + math.Exp(-float64(b.row(i)[h]))))
+				r.g.row(i)[h] = float32(-math.Exp(float64(aLog.row(0)[h])) *
+					softplus(float64(a.row(i)[h])+float64(dtBias.row(0)[h])))
+			}
+		}
+	})
+	d.each(hv, t*7*r.keyDim*r.valDim, func(h int) {
+		for lo := 0; lo < t; lo += r.chunk {
+			if hi := min(lo+r.chunk, t); hi-lo > 1 {
+				r.solve(h, h/(hv/hk), lo, hi)
+			} else {
+				r.step(h, h/(hv/hk), lo)
+			}
+		}
+	})
+	return nil
+}
+
+// unit sets dst = x / sqrt(Σx² + 1e-6) · scale.
+func unit(dst, x []float32, scale float64) {
+	x = x[:len(dst)]
+	inv := float32(scale / math.Sqrt(sumSquares(x)+1e-6))
+	for i, v := range x {
+		dst[i] = v * inv
+	}
+}
+
+// softplus is log(1+e^x) without overflow.
+func softplus(x float64) float64 {
+	if x > 0 {
+		return x + math.Log1p(math.Exp(-x))
+	}
+	return math.Log1p(math.Exp(x))
+}
+
+// head is the state of value head h.
+func (r *delta) head(h int) matrix {
+	return r.state.block(h*r.keyDim, (h+1)*r.keyDim, 0, r.valDim)
+}
+
+// step is the recurrence for row t of value head h, which reads key head kh:
+// S *= α; u = β(v - Sᵀk); S += k uᵀ; o = Sᵀq.
+func (r *delta) step(h, kh, t int) {
+	s := r.head(h)
+	q, k := r.q.row(t)[kh*r.keyDim:(kh+1)*r.keyDim], r.k.row(t)[kh*r.keyDim:(kh+1)*r.keyDim]
+	v, o := r.v.row(t)[h*r.valDim:(h+1)*r.valDim], r.dst.row(t)[h*r.valDim:(h+1)*r.valDim]
+	alpha, beta := float32(math.Exp(float64(r.g.row(t)[h]))), r.beta.row(t)[h]
+	u := make([]float32, r.valDim)
+	for i, ki := range k {
+		for j, sv := range s.row(i) {
+			sv *= alpha
+			s.row(i)[j] = sv
+			u[j] += float32(sv * ki)
+		}
+	}
+	for j := range u {
+		u[j] = beta * (v[j] - u[j])
+	}
+	clear(o)
+	for i, ki := range k {
+		row, qi := s.row(i), q[i]
+		for j, uj := range u {
+			sv := row[j] + float32(ki*uj)
+			row[j] = sv
+			o[j] += float32(sv * qi)
+		}
+	}
+}
+
+// solve is the same for rows lo..hi-1 at once. With G the sums of g since lo,
+// D_ij = e^(G_i-G_j) for j <= i, and A the part of diag(β)(K Kᵀ ⊙ D) below
+// the diagonal, the rows u are the solution of
+//
+//	(I+A) U = diag(β)(V - diag(e^G) K S)
+//
+// and then O = diag(e^G) Q S + (Q Kᵀ ⊙ D) U, S' = e^G_last S + Σ e^(G_last-G_i) k_i u_iᵀ.
+// Only differences G_i-G_j <= 0 are ever exponentiated: e^-G alone overflows.
+func (r *delta) solve(h, kh, lo, hi int) {
+	n := hi - lo
+	s := r.head(h)
+	q := r.q.block(lo, hi, kh*r.keyDim, (kh+1)*r.keyDim)
+	k := r.k.block(lo, hi, kh*r.keyDim, (kh+1)*r.keyDim)
+	v := r.v.block(lo, hi, h*r.valDim, (h+1)*r.valDim)
+	o := r.dst.block(lo, hi, h*r.valDim, (h+1)*r.valDim)
+	sums := make([]float64, n)
+	total := 0.0
+	for i := range sums {
+		total += float64(r.g.row(lo + i)[h])
+		sums[i] = total
+	}
+	kk, qk := dense(n, n), dense(n, n)
+	multiply(kk, k, k, false)
+	multiply(qk, q, k, false)
+	u := dense(n, r.valDim)
+	acc := make([]float32, r.valDim)
+	for i := range n {
+		decay := float32(math.Exp(sums[i]))
+		beta := r.beta.row(lo + i)[h]
+		clear(acc)
+		for j, kj := range k.row(i) {
+			addScaled(acc, s.row(j), kj)
+		}
+		ui := u.row(i)
+		for j, x := range v.row(i) {
+			ui[j] = x - float32(decay*acc[j])
+		}
+		oi := o.row(i)
+		clear(oi)
+		for j, qj := range q.row(i) {
+			addScaled(oi, s.row(j), qj)
+		}
+		for j := range oi {
+			oi[j] *= decay
+		}
+		for j := range i {
+			e := float32(math.Exp(sums[i] - sums[j]))
+			addScaled(ui, u.row(j), -e*kk.row(i)[j])
+			addScaled(oi, u.row(j), e*qk.row(i)[j])
+		}
+		for j := range ui {
+			ui[j] *= beta
+		}
+		addScaled(oi, ui, qk.row(i)[i])
+	}
+	last := float32(math.Exp(total))
+	for i := range s.rows {
+		for j := range s.row(i) {
+			s.row(i)[j] *= last
+		}
+	}
+	for t := range n {
+		e := float32(math.Exp(total - sums[t]))
+		for i, ki := range k.row(t) {
+			addScaled(s.row(i), u.row(t), e*ki)
+		}
+	}
+}

@@ -1,0 +1,189 @@
+package cpu
+
+import (
+	"math"
+
+	"github.com/draftscope/draftscope/cuda"
+)
+
+// Bounds of the scratch memory of one Head call, in values: logits of the
+// rows at hand (32 MiB) and target distributions kept beside them (64 MiB
+// for each form in which the losses need them). One row of each is always
+// allowed, however large the vocabulary.
+const (
+	headRows   = 256
+	headLogits = 8 << 20
+	headKept   = 16 << 20
+)
+
+// heading is one call of Head.
+type heading struct {
+	cuda.HeadArgs
+	hidden, weight, target matrix
+	cuda.HeadResult
+	kept *distributions
+}
+
+// Head implements [cuda.Device]. It goes through the rows in chunks, so that
+// its memory does not grow with them; a target row that serves several rows
+// is multiplied with the head once, as long as it can be kept.
+func (d *Device) Head(args cuda.HeadArgs) (cuda.HeadResult, error) {
+	h := &heading{HeadArgs: args}
+	if err := h.check(); err != nil {
+		return cuda.HeadResult{}, err
+	}
+	h.allocate()
+	m, vocab := h.hidden.rows, h.weight.rows
+	if m == 0 {
+		return h.HeadResult, nil
+	}
+	chunk := min(m, headRows, max(1, headLogits/vocab))
+	logits := dense(chunk, vocab)
+	if h.Losses != 0 {
+		h.kept = newDistributions(h.Losses, max(chunk, min(h.target.rows, headKept/vocab)), vocab)
+	}
+	for lo := 0; lo < m; lo += chunk {
+		hi := min(lo+chunk, m)
+		if h.kept != nil {
+			d.keep(h, h.TargetRow[lo:hi], logits)
+		}
+		part := logits.block(0, hi-lo, 0, vocab)
+		d.product(part, h.hidden.block(lo, hi, 0, h.hidden.cols), h.weight, false)
+		d.each(hi-lo, vocab*16, func(i int) { h.reduce(lo+i, part.row(i)) })
+	}
+	return h.HeadResult, nil
+}
+
+func (h *heading) check() error {
+	const op = "head"
+	if err := views(op, operand{"hidden", h.Hidden, &h.hidden}, operand{"weight", h.Weight, &h.weight}); err != nil {
+		return err
+	}
+	m, vocab := h.hidden.rows, h.weight.rows
+	if m > 0 && (vocab == 0 || h.hidden.cols != h.weight.cols) {
+		return shapeError(op, "hidden %s, weight %s: want [M H], [V H]", h.hidden, h.weight)
+	}
+	if h.K < 0 || h.K > vocab {
+		return shapeError(op, "top %d of %d logits", h.K, vocab)
+	}
+	if h.Labels != nil && len(h.Labels) != m {
+		return shapeError(op, "%d labels for hidden %s", len(h.Labels), h.hidden)
+	}
+	for i, id := range h.Labels {
+		if id < -1 || int(id) >= vocab {
+			return shapeError(op, "label %d is %d: want -1 or an id below %d", i, id, vocab)
+		}
+	}
+	if h.Losses == 0 {
+		return nil
+	}
+	var err error
+	if h.target, err = view(op, "target", h.Target); err != nil {
+		return err
+	}
+	if h.target.rows > 0 && h.target.cols != h.weight.cols {
+		return shapeError(op, "target %s, weight %s: want [P H], [V H]", h.target, h.weight)
+	}
+	if len(h.TargetRow) != m {
+		return shapeError(op, "%d target rows for hidden %s", len(h.TargetRow), h.hidden)
+	}
+	for i, r := range h.TargetRow {
+		if r < -1 || int(r) >= h.target.rows {
+			return shapeError(op, "target row %d is %d: want -1 or a row of target %s", i, r, h.target)
+		}
+	}
+	return nil
+}
+
+// allocate makes room for what was asked for.
+func (h *heading) allocate() {
+	m := h.hidden.rows
+	h.LSE = make([]float32, m)
+	if h.K > 0 {
+		h.TopIDs, h.TopLogits = make([]int32, m*h.K), make([]float32, m*h.K)
+	}
+	if h.Labels != nil {
+		h.LabelLogit, h.LabelRank = make([]float32, m), make([]int32, m)
+	}
+	for _, loss := range []struct {
+		bit cuda.Losses
+		dst *[]float32
+	}{{cuda.KL, &h.KL}, {cuda.RKL, &h.RKL}, {cuda.JSD, &h.JSD}, {cuda.TV, &h.TV}} {
+		if h.Losses&loss.bit != 0 {
+			*loss.dst = make([]float32, m)
+		}
+	}
+}
+
+// reduce turns the logits of row i into its results; the logits are used up.
+func (h *heading) reduce(i int, logits []float32) {
+	var top int32 = -1
+	if h.K > 0 {
+		ids := h.TopIDs[i*h.K : (i+1)*h.K]
+		values := h.TopLogits[i*h.K : (i+1)*h.K]
+		topK(ids, values, logits)
+		top = ids[0]
+	}
+	if h.Labels != nil {
+		h.LabelLogit[i], h.LabelRank[i] = float32(math.NaN()), -1
+		if label := h.Labels[i]; label >= 0 {
+			h.LabelLogit[i] = logits[label]
+			h.LabelRank[i] = h.rank(i, logits, label)
+		}
+	}
+	largest := float32(math.Inf(-1))
+	if top >= 0 {
+		largest = ordered(logits[top])
+	} else {
+		largest = maximum(logits)
+	}
+	var target *distribution
+	if h.kept != nil {
+		if target = h.kept.of(h.TargetRow[i]); target == nil {
+			h.lack(i)
+		}
+	}
+	cross := 0.0
+	if target != nil && h.KL != nil {
+		// Needs the logits themselves, which the next pass overwrites.
+		cross = crossing(target.p, logits, largest)
+	}
+	sum := expShifted(logits, logits, largest)
+	logSum := math.Log(sum)
+	h.LSE[i] = float32(float64(largest) + logSum)
+	if target == nil {
+		return
+	}
+	if h.KL != nil {
+		h.KL[i] = float32(max(target.negEntropy-cross+logSum, 0)) // not below 0 by rounding
+	}
+	if h.Losses&(cuda.RKL|cuda.JSD|cuda.TV) != 0 {
+		target.compare(h, i, logits, float32(1/sum))
+	}
+}
+
+// rank counts the ids that come before label.
+func (h *heading) rank(i int, logits []float32, label int32) int32 {
+	for j, id := range h.TopIDs[i*h.K : (i+1)*h.K] {
+		if id == label {
+			return int32(j)
+		}
+	}
+	own := ordered(logits[label])
+	var n int32
+	for id, v := range logits {
+		if v = ordered(v); v > own || v == own && int32(id) < label {
+			n++
+		}
+	}
+	return n
+}
+
+// lack marks row i as one without a target.
+func (h *heading) lack(i int) {
+	for _, loss := range [][]float32{h.KL, h.RKL, h.JSD, h.TV} {
+		if loss != nil {
+			loss[i] = float32(math.NaN())
+		}
+	}
+}

@@ -1,0 +1,169 @@
+package cpu
+
+import (
+	"math"
+
+	"github.com/draftscope/draftscope/cuda"
+)
+
+// distribution is what the losses need of one target row.
+type distribution struct {
+	p, logP    []float32 // nil where no loss needs it
+	negEntropy float64   // Σ p log p
+}
+
+// distributions keeps the distributions of as many target rows as fit.
+type distributions struct {
+	losses  cuda.Losses
+	entries []distribution
+	owner   []int32       // target row of an entry, -1 for none
+	entry   map[int32]int // entry of a target row
+	next    int           // entry that is given up next
+}
+
+func newDistributions(losses cuda.Losses, n, vocab int) *distributions {
+	k := &distributions{losses: losses, entries: make([]distribution, n), owner: make([]int32, n), entry: make(map[int32]int, n)}
+	for i := range k.owner {
+		k.owner[i] = -1
+	}
+	var p, logP matrix
+	if losses&(cuda.KL|cuda.JSD|cuda.TV) != 0 {
+		p = dense(n, vocab)
+	}
+	if losses&(cuda.RKL|cuda.JSD) != 0 {
+		logP = dense(n, vocab)
+	}
+	for i := range k.entries {
+		if p.rows > 0 {
+			k.entries[i].p = p.row(i)
+		}
+		if logP.rows > 0 {
+			k.entries[i].logP = logP.row(i)
+		}
+	}
+	return k
+}
+
+// of is the distribution of a target row that keep was given, nil for -1.
+func (k *distributions) of(row int32) *distribution {
+	if e, ok := k.entry[row]; ok {
+		return &k.entries[e]
+	}
+	return nil
+}
+
+// keep computes the distributions of the target rows that are not kept yet,
+// in the place of others that these rows do not need. rows are no more than
+// there are entries, and no more than logits has rows.
+func (d *Device) keep(h *heading, rows []int32, logits matrix) {
+	k := h.kept
+	needed := make(map[int32]bool, len(rows))
+	var missing []int32
+	for _, r := range rows {
+		if r < 0 || needed[r] {
+			continue
+		}
+		needed[r] = true
+		if _, ok := k.entry[r]; !ok {
+			missing = append(missing, r)
+		}
+	}
+	if len(missing) == 0 {
+		return
+	}
+	states := dense(len(missing), h.target.cols)
+	at := make([]int, len(missing))
+	for i, r := range missing {
+		copy(states.row(i), h.target.row(int(r)))
+		for needed[k.owner[k.next]] {
+			k.next = (k.next + 1) % len(k.owner)
+		}
+		delete(k.entry, k.owner[k.next])
+		at[i], k.owner[k.next], k.entry[r] = k.next, r, k.next
+		k.next = (k.next + 1) % len(k.owner)
+	}
+	part := logits.block(0, len(missing), 0, logits.cols)
+	d.product(part, states, h.weight, false)
+	d.each(len(missing), logits.cols*16, func(i int) { k.entries[at[i]].set(part.row(i)) })
+}
+
+// set fills the distribution in from a row of logits, which it uses up.
+func (t *distribution) set(logits []float32) {
+	top := maximum(logits)
+	if t.p == nil {
+		// Only log p is needed: log p = logit - top - log Σ.
+		copy(t.logP, logits)
+		shift := float32(math.Log(expShifted(logits, logits, top)))
+		for j := range t.logP {
+			t.logP[j] = t.logP[j] - top - shift
+		}
+		return
+	}
+	sum := expShifted(t.p, logits, top)
+	logSum := math.Log(sum)
+	t.negEntropy = crossing(t.p, logits, top)/sum - logSum
+	inv := float32(1 / sum)
+	for j := range t.p {
+		t.p[j] *= inv
+	}
+	if t.logP != nil {
+		shift := float32(logSum)
+		for j, v := range logits {
+			t.logP[j] = v - top - shift
+		}
+	}
+}
+
+// crossing is Σ p·(x-shift) in float64, in four strands of fixed order.
+func crossing(p, x []float32, shift float32) float64 {
+	var s0, s1, s2, s3 float64
+	p = p[:len(x)]
+	i := 0
+	for ; i+4 <= len(x); i += 4 {
+		s0 += float64(p[i] * (x[i] - shift))
+		s1 += float64(p[i+1] * (x[i+1] - shift))
+		s2 += float64(p[i+2] * (x[i+2] - shift))
+		s3 += float64(p[i+3] * (x[i+3] - shift))
+	}
+	for ; i < len(x); i++ {
+		s0 += float64(p[i] * (x[i] - shift))
+	}
+	return (s0 + s1) + (s2 + s3)
+}
+
+// compare computes the other losses of row i. q·inv is the draft's
+// distribution; a probability that is 0 in float32 adds nothing.
+func (t *distribution) compare(h *heading, i int, q []float32, inv float32) {
+	var rkl, jsd, overlap float64
+	for j, e := range q {
+		e *= inv
+		if h.TV != nil {
+			overlap += float64(min(t.p[j], e))
+		}
+		if h.RKL == nil && h.JSD == nil {
+			continue
+		}
+		logQ := float64(0)
+		if e != 0 {
+			logQ = math.Log(float64(e))
+		}
+		if h.RKL != nil {
+			rkl += float64(e) * (logQ - float64(t.logP[j]))
+		}
+		if h.JSD != nil {
+			p := t.p[j]
+			if m := (float64(p) + float64(e)) / 2; m != 0 {
+				jsd += float64(p)*float64(t.logP[j]) + float64(e)*logQ - 2*m*math.Log(m)
+			}
+		}
+	}
+	if h.TV != nil {
+		h.TV[i] = float32(max(1-overlap, 0))
+	}
+	if h.RKL != nil {
+		h.RKL[i] = float32(max(rkl, 0))
+	}
+	if h.JSD != nil {
+		h.JSD[i] = float32(max(jsd/2, 0))
+	}
+}
