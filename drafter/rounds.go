@@ -1,0 +1,125 @@
+package drafter
+
+import (
+	"slices"
+
+	"github.com/draftscope/draftscope/schemas"
+)
+
+// Method is one way to propose drafts: the chain, or a DDTree of a budget.
+type Method struct {
+	Name   string // [schemas.MethodChain] or [schemas.MethodDDTree]
+	Budget int    // nodes without the root; B-1 for the chain
+}
+
+// Methods lists the chain and a DDTree for each budget, ascending, doubles
+// dropped.
+func Methods(blockSize int, budgets []int) []Method {
+	methods := []Method{{schemas.MethodChain, blockSize - 1}}
+	for _, n := range slices.Compact(slices.Sorted(slices.Values(budgets))) {
+		methods = append(methods, Method{schemas.MethodDDTree, n})
+	}
+	return methods
+}
+
+// Tree is what the method proposes for a block.
+func (m Method) Tree(c Candidates) Tree {
+	if m.Name == schemas.MethodChain {
+		return Chain(c)
+	}
+	return DDTree(c, m.Budget)
+}
+
+// Outcome is one round at one anchor.
+type Outcome struct {
+	Proposed, Accepted int
+	// Truncated marks a round whose every draft was accepted as far as the
+	// stored tokens reach, with more left to verify.
+	Truncated bool
+}
+
+// Verify replays the target's verification of a tree at an anchor of tokens,
+// which end (or stop being the target's own) at end. A stored continuation
+// answers for the target: it is the target's argmax on greedy text and its own
+// sample otherwise, so in both cases what a round would have committed. Hence
+// a round needs no more of tokens than anchor..anchor+B-1.
+func Verify(t Tree, tokens []int32, anchor, end int) Outcome {
+	w := t.Walk(func(node int32) (int32, bool) {
+		next := anchor + int(t.Depths[node]) + 1
+		if next >= end {
+			return 0, false
+		}
+		return tokens[next], true
+	})
+	return Outcome{Proposed: t.Len(), Accepted: w.Accepted(), Truncated: w.Truncated}
+}
+
+// decoding is simulated decoding of one run by one method.
+type decoding struct {
+	run    Run
+	anchor int
+	rounds []schemas.Round
+}
+
+// simulation follows the rounds of every method through a sequence. Rounds of
+// one method and run follow from each other; those of different ones do not,
+// so a wave of anchors can be drafted at once.
+type simulation struct {
+	seq     string
+	methods []Method
+	byRun   [][]decoding // by method, then by run
+}
+
+func newSimulation(seq string, methods []Method, runs []Run) *simulation {
+	s := &simulation{seq: seq, methods: methods, byRun: make([][]decoding, len(methods))}
+	for m := range methods {
+		for _, r := range runs {
+			s.byRun[m] = append(s.byRun[m], decoding{run: r, anchor: r.Lo})
+		}
+	}
+	return s
+}
+
+// advance takes rounds for as long as outcomes has their anchors, and returns
+// the anchors that it waits for, ascending. None means that all is done.
+func (s *simulation) advance(outcomes map[int32][]Outcome) []int32 {
+	var wanted []int32
+	for m, method := range s.methods {
+		for r := range s.byRun[m] {
+			d := &s.byRun[m][r]
+			for d.anchor < d.run.Hi-1 {
+				at, ok := outcomes[int32(d.anchor)]
+				if !ok {
+					wanted = append(wanted, int32(d.anchor))
+					break
+				}
+				o := at[m]
+				d.rounds = append(d.rounds, schemas.Round{
+					SeqID: s.seq, Method: method.Name, Budget: int32(method.Budget),
+					Anchor: int32(d.anchor), Proposed: int32(o.Proposed),
+					Accepted: int32(o.Accepted), AcceptLen: int32(o.Accepted + 1), Truncated: o.Truncated,
+				})
+				d.anchor += o.Accepted + 1
+			}
+		}
+	}
+	slices.Sort(wanted)
+	return slices.Compact(wanted)
+}
+
+// rounds lists the rounds taken, by method and then in order; their numbers
+// run through all of the sequence's runs.
+func (s *simulation) rounds() []schemas.Round {
+	var all []schemas.Round
+	for m := range s.methods {
+		n := int32(0)
+		for _, d := range s.byRun[m] {
+			for _, r := range d.rounds {
+				r.Round = n
+				n++
+				all = append(all, r)
+			}
+		}
+	}
+	return all
+}
