@@ -24,6 +24,9 @@ func (c Config) Validate() error {
 	return nil
 }
 
+// reason is why no device opens, and what to do.
+const reason = "this version has no CUDA kernels yet; use --backend cpu"
+
 // Open opens a CUDA device. This version has no kernels: the error always
 // wraps [cuda.ErrUnavailable] and says what to do instead.
 func Open(cfg Config) (cuda.Device, error) {

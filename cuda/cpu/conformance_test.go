@@ -1,0 +1,24 @@
+package cpu_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/draftscope/draftscope/cuda"
+	"github.com/draftscope/draftscope/cuda/backendtest"
+	"github.com/draftscope/draftscope/cuda/cpu"
+)
+
+func TestTheBackendPassesTheConformanceSuite(t *testing.T) {
+	for _, threads := range []int{1, 3} {
+		t.Run(fmt.Sprintf("%d threads", threads), func(t *testing.T) {
+			backendtest.Run(t, func(t testing.TB) cuda.Device {
+				d, err := cpu.New(cpu.Config{Threads: threads})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return d
+			})
+		})
+	}
+}
