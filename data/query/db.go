@@ -1,0 +1,178 @@
+// Package query asks DuckDB about a dataset. It is the only importer of
+// DuckDB, which runs inside this process, in memory, and reads the dataset's
+// Parquet files where they lie.
+//
+// [Open] gives SQL one view a table (sequences, tokens, states, drafts, slots,
+// rounds, similarity, faults) and, on top of them, one view or table macro a
+// published number; views.sql holds their formulas. A table without files is
+// an empty view with the right columns, so that a query never depends on what
+// has been recorded so far.
+//
+// The package builds without cgo; Open then fails with [ErrNoDuckDB].
+package query
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// viewsSQL defines the named numbers over the tables.
+//
+//go:embed views.sql
+var viewsSQL string
+
+// Options are the limits of a [DB]. The zero value leaves both to DuckDB: all
+// cores and 80 % of the machine's memory.
+type Options struct {
+	Threads     int    // 0: as many as there are cores
+	MemoryLimit string // in DuckDB's words, such as "2GB"; empty: its default
+}
+
+// Validate reports every value that is out of range.
+func (o Options) Validate() error {
+	var errs []error
+	if o.Threads < 0 {
+		errs = append(errs, fmt.Errorf("threads is %d, want 0 or more", o.Threads))
+	}
+	if strings.ContainsAny(o.MemoryLimit, "'\\;") {
+		errs = append(errs, fmt.Errorf("memory limit %q is no size, want one such as 2GB", o.MemoryLimit))
+	}
+	return errors.Join(errs...)
+}
+
+// Warning names a file that was left out of every answer, and why.
+type Warning struct {
+	File   string `json:"file"` // relative to the dataset
+	Reason string `json:"reason"`
+}
+
+func (w Warning) String() string { return w.File + ": " + w.Reason }
+
+// DB is an open dataset. Its files are those of the moment of [Open]. It is
+// safe for concurrent use.
+type DB struct {
+	dir      string
+	tables   map[string][]file
+	warnings []Warning
+	eng      engine
+	spill    string
+}
+
+// engine is what a DB needs of DuckDB; see duckdb.go and noduckdb.go.
+type engine interface {
+	exec(ctx context.Context, sql string) error
+	query(ctx context.Context, sql string) (*Rows, error)
+	close() error
+}
+
+// Open opens the dataset in dir for reading. Every Parquet file's footer is
+// tested first; a file that fails is left out and named in [DB.Warnings],
+// since DuckDB would otherwise refuse every query over its table. Unfinished
+// files (*.tmp) are ignored.
+//
+// The error wraps [ErrNoDuckDB] in a program built without cgo,
+// [ErrNotDataset] for a directory that holds none, and schemas.ErrFormat for
+// a dataset of a newer format version.
+func Open(ctx context.Context, dir string, opt Options) (*DB, error) {
+	if err := opt.Validate(); err != nil {
+		return nil, fmt.Errorf("opening dataset %s: %w", dir, err)
+	}
+	db, err := open(ctx, dir, opt)
+	if err != nil {
+		return nil, fmt.Errorf("opening dataset %s: %w", dir, err)
+	}
+	return db, nil
+}
+
+func open(ctx context.Context, dir string, opt Options) (_ *DB, err error) {
+	eng, err := openEngine(ctx)
+	if err != nil {
+		return nil, err
+	}
+	db := &DB{eng: eng}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, db.Close())
+		}
+	}()
+	if db.dir, err = filepath.Abs(dir); err != nil {
+		return nil, err
+	}
+	if err := checkFormat(db.dir); err != nil {
+		return nil, err
+	}
+	if db.tables, db.warnings, err = listFiles(ctx, db.dir); err != nil {
+		return nil, err
+	}
+	if db.spill, err = os.MkdirTemp("", "draftscope-query-"); err != nil {
+		return nil, err
+	}
+	for _, s := range settings(opt, db.dir, db.spill) {
+		if err := eng.exec(ctx, s); err != nil {
+			return nil, err
+		}
+	}
+	for _, t := range tables {
+		if err := eng.exec(ctx, t.view(db.tables[t.name])); err != nil {
+			return nil, fmt.Errorf("defining view %s: %w", t.name, err)
+		}
+	}
+	if err := eng.exec(ctx, viewsSQL); err != nil {
+		return nil, fmt.Errorf("defining the named numbers: %w", err)
+	}
+	return db, nil
+}
+
+// settings shuts DuckDB in: it reads the dataset, spills to one temporary
+// folder, fetches nothing, and cannot be talked out of it.
+func settings(opt Options, dir, spill string) []string {
+	s := []string{
+		"SET autoinstall_known_extensions = false",
+		"SET autoload_known_extensions = false",
+		"SET TimeZone = 'UTC'",
+		"SET temp_directory = " + quote(spill),
+		"SET allowed_directories = [" + quote(withSlash(dir)) + "]",
+	}
+	if opt.Threads > 0 {
+		s = append(s, fmt.Sprintf("SET threads = %d", opt.Threads))
+	}
+	if opt.MemoryLimit != "" {
+		s = append(s, "SET memory_limit = "+quote(opt.MemoryLimit))
+	}
+	return append(s, "SET enable_external_access = false", "SET lock_configuration = true")
+}
+
+func withSlash(dir string) string {
+	return strings.TrimSuffix(filepath.ToSlash(dir), "/") + "/"
+}
+
+// quote makes a SQL string literal of s.
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
+
+// Dir is the absolute path of the dataset.
+func (db *DB) Dir() string { return db.dir }
+
+// Warnings names the files that were left out.
+func (db *DB) Warnings() []Warning { return db.warnings }
+
+// Query runs one reading statement: a SELECT in any of DuckDB's spellings
+// (FROM, WITH, VALUES, SUMMARIZE, DESCRIBE, SHOW), or EXPLAIN of one. Anything
+// else, and several statements at once, is refused with [ErrStatement]. An
+// error of DuckDB comes as one line. The caller closes the rows.
+func (db *DB) Query(ctx context.Context, sql string) (*Rows, error) {
+	return db.eng.query(ctx, sql)
+}
+
+// Close releases DuckDB. No Rows may be used afterwards.
+func (db *DB) Close() error {
+	err := db.eng.close()
+	if db.spill != "" {
+		err = errors.Join(err, os.RemoveAll(db.spill))
+	}
+	return err
+}

@@ -1,0 +1,202 @@
+package query
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/parquet-go/parquet-go"
+
+	"github.com/draftscope/draftscope/schemas"
+)
+
+// file is one readable Parquet file of a table.
+type file struct {
+	path       string   // absolute
+	partitions []string // values of the table's partitions
+	missing    []string // columns of the table that the file lacks
+}
+
+const (
+	manifestName = "dataset.json"
+	keyFormat    = "draftscope.format" // in a file's footer
+)
+
+// checkFormat refuses a directory that is no dataset, or of a newer format.
+func checkFormat(dir string) error {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("%w: it is a file; name the directory that holds %s", ErrNotDataset, manifestName)
+	}
+	raw, err := os.ReadFile(filepath.Join(dir, manifestName))
+	if errors.Is(err, fs.ErrNotExist) {
+		for _, t := range tables {
+			if _, err := os.Stat(filepath.Join(dir, t.name)); err == nil {
+				return nil // the files explain themselves
+			}
+		}
+		return fmt.Errorf("%w: it holds neither %s nor a table", ErrNotDataset, manifestName)
+	}
+	if err != nil {
+		return err
+	}
+	var manifest struct {
+		FormatVersion int `json:"format_version"`
+	}
+	if err := json.Unmarshal(raw, &manifest); err != nil {
+		return fmt.Errorf("%w: reading %s: %w", ErrNotDataset, manifestName, err)
+	}
+	if manifest.FormatVersion > schemas.FormatVersion {
+		return newerFormat(strconv.Itoa(manifest.FormatVersion))
+	}
+	return nil
+}
+
+func newerFormat(got string) error {
+	return fmt.Errorf("%w: it has format %s, this program reads %d; use the program that wrote it or a newer one",
+		schemas.ErrFormat, got, schemas.FormatVersion)
+}
+
+// listFiles finds the Parquet files of every table and tests each footer.
+func listFiles(ctx context.Context, dir string) (map[string][]file, []Warning, error) {
+	found := make(map[string][]file)
+	var warnings []Warning
+	for _, t := range tables {
+		root := filepath.Join(dir, t.name)
+		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if errors.Is(err, fs.ErrNotExist) && path == root {
+				return nil
+			}
+			if err == nil && (d.IsDir() || filepath.Ext(path) != ".parquet") {
+				return nil
+			}
+			var f file
+			if err == nil {
+				f, err = t.open(root, path)
+			}
+			if err != nil {
+				rel, _ := filepath.Rel(dir, path)
+				warnings = append(warnings, Warning{File: filepath.ToSlash(rel), Reason: oneLine(err.Error())})
+				return nil
+			}
+			found[t.name] = append(found[t.name], f)
+			return nil
+		})
+		if err != nil {
+			return nil, nil, fmt.Errorf("listing %s: %w", t.name, err)
+		}
+	}
+	return found, warnings, nil
+}
+
+// open tests the footer of one file and reads its partitions off its path.
+func (t table) open(root, path string) (file, error) {
+	f := file{path: path}
+	rel, err := filepath.Rel(root, path)
+	if err != nil {
+		return f, err
+	}
+	if f.partitions, err = t.partitionValues(filepath.ToSlash(rel)); err != nil {
+		return f, err
+	}
+	footer, err := openFooter(path)
+	if err != nil {
+		return f, err
+	}
+	if v, ok := footer.Lookup(keyFormat); ok {
+		if n, err := strconv.Atoi(v); err != nil || n > schemas.FormatVersion {
+			return f, newerFormat(v)
+		}
+	}
+	got := physicalTypes(footer.Schema())
+	for _, c := range t.columns {
+		kind, ok := got[c.name]
+		switch {
+		case !ok && c.nullable:
+			f.missing = append(f.missing, c.name)
+		case !ok:
+			return f, fmt.Errorf("column %s is missing", c.name)
+		case kind != c.physical:
+			return f, fmt.Errorf("column %s holds %s, want %s", c.name, kind, c.physical)
+		}
+	}
+	return f, nil
+}
+
+// partitionValues reads "run=R/drafter=D/part.parquet". Values are unescaped
+// as in a URL path, which is how Hive writes a slash or a percent sign.
+func (t table) partitionValues(rel string) ([]string, error) {
+	dirs := strings.Split(rel, "/")
+	dirs = dirs[:len(dirs)-1]
+	if len(dirs) < len(t.partitions) {
+		return nil, fmt.Errorf("it lies outside %s=…", strings.Join(t.partitions, "=…/"))
+	}
+	values := make([]string, len(t.partitions))
+	for i, key := range t.partitions {
+		name, value, ok := strings.Cut(dirs[i], "=")
+		if !ok || name != key {
+			return nil, fmt.Errorf("its folder is %s, want %s=…", dirs[i], key)
+		}
+		value, err := url.PathUnescape(value)
+		if err != nil {
+			return nil, fmt.Errorf("its folder is %s: %w", dirs[i], err)
+		}
+		values[i] = value
+	}
+	return values, nil
+}
+
+// openFooter reads the footer alone. A hostile footer may panic the decoder;
+// that is an error like any other.
+func openFooter(path string) (_ *parquet.File, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("reading its footer: %v", r)
+		}
+	}()
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	const smallest = 12 // two magics and a length
+	if info.Size() < smallest {
+		return nil, fmt.Errorf("%d bytes are no Parquet file", info.Size())
+	}
+	footer, err := parquet.OpenFile(f, info.Size(), parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true))
+	if err != nil {
+		return nil, fmt.Errorf("reading its footer: %w", err)
+	}
+	if footer.NumRows() < 0 {
+		return nil, fmt.Errorf("its footer counts %d rows", footer.NumRows())
+	}
+	return footer, nil
+}
+
+// files returns the paths of a table's readable files, sorted.
+func (db *DB) files(table string) []string {
+	var paths []string
+	for _, f := range db.tables[table] {
+		paths = append(paths, f.path)
+	}
+	slices.Sort(paths)
+	return paths
+}
