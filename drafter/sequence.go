@@ -1,0 +1,187 @@
+package drafter
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/draftscope/draftscope/cuda"
+	"github.com/draftscope/draftscope/schemas"
+)
+
+// The checks by which a sequence is set aside for a drafter.
+const (
+	checkFinite   = "K1" // no NaN, no Inf
+	checkRows     = "K3" // tokens, positions and counts fit together
+	checkManifest = "K6" // the recorded states are those that the drafter reads
+	checkVocab    = "K11"
+)
+
+// sequence is what a stage holds of one sequence until its end.
+type sequence struct {
+	id, run string
+	tokens  []int32
+	mask    []bool
+	labels  []int32 // the target's argmax at each position, -1 if unknown
+	spec    *schemas.CaptureSpec
+	lanes   []*lane
+	// length is what the sequence's own record says, -1 before it came.
+	length int
+	// setAside says that somebody before us found the sequence faulty.
+	setAside bool
+
+	// final holds the normed final states of all positions, if the target's
+	// distributions are needed and recorded; nil otherwise.
+	final      cuda.Buffer
+	finalWidth int
+	finalCap   int
+}
+
+// lane is one drafter's work on a sequence.
+type lane struct {
+	drafter  *Drafter
+	context  Context
+	methods  []Method
+	fault    *schemas.Fault
+	next     int     // first position not yet considered as an anchor
+	pending  []int32 // anchors that wait for a full tile
+	drafts   []schemas.Draft
+	slots    []schemas.Slot
+	outcomes map[int32][]Outcome // by anchor, then by method
+}
+
+// fail sets the sequence aside for this drafter; the first reason stands.
+func (l *lane) fail(check, detail string) {
+	if l.fault == nil {
+		l.fault = &schemas.Fault{Check: check, Detail: detail}
+		l.pending, l.drafts, l.slots, l.outcomes = nil, nil, nil, nil
+	}
+}
+
+// failAll sets the sequence aside for every drafter.
+func (q *sequence) failAll(check, format string, args ...any) {
+	for _, l := range q.lanes {
+		l.fail(check, fmt.Sprintf(format, args...))
+	}
+}
+
+// live says whether any drafter still works on the sequence.
+func (q *sequence) live() bool {
+	return !q.setAside && slices.ContainsFunc(q.lanes, func(l *lane) bool { return l.fault == nil })
+}
+
+// close gives the sequence's device memory back.
+func (q *sequence) close() {
+	for _, l := range q.lanes {
+		l.context.Close()
+	}
+	if q.final != nil {
+		q.final.Close()
+		q.final = nil
+	}
+}
+
+// finalRows views the normed final states of all positions.
+func (q *sequence) finalRows() cuda.Tensor {
+	return cuda.Matrix(q.final, q.finalCap, q.finalWidth).RowRange(0, len(q.tokens))
+}
+
+// keepFinal appends normed final states, whose first row is that of position
+// at.
+func (q *sequence) keepFinal(dev cuda.Device, at int, normed cuda.Tensor) error {
+	if need := at + normed.Rows; need > q.finalCap {
+		room := max(need, 2*q.finalCap, 64)
+		grown, err := regrow(dev, q.final, at, room, normed.Cols)
+		if err != nil {
+			return fmt.Errorf("keeping final states: %w", err)
+		}
+		q.final, q.finalCap, q.finalWidth = grown, room, normed.Cols
+	}
+	rows := make([]int32, normed.Rows)
+	for i := range rows {
+		rows[i] = int32(i)
+	}
+	dst := cuda.Matrix(q.final, q.finalCap, q.finalWidth).RowRange(at, at+normed.Rows)
+	return dev.GatherRows(dst, normed, rows)
+}
+
+// check finds what is wrong with a batch before anything is computed with it,
+// and sets the sequence aside where it is.
+func (q *sequence) check(c schemas.Capture, host Host) {
+	switch {
+	case c.Spec.Hidden != host.Hidden:
+		q.failAll(checkManifest, "states have %d values, the target's %d", c.Spec.Hidden, host.Hidden)
+		return
+	case c.Spec.Layers != host.Layers:
+		q.failAll(checkManifest, "states of a target of %d layers, this one has %d", c.Spec.Layers, host.Layers)
+		return
+	case q.spec != nil && !slices.Equal(q.spec.States, c.Spec.States):
+		q.failAll(checkManifest, "states %v after states %v", c.Spec.States, q.spec.States)
+		return
+	}
+	for i, t := range c.Tokens {
+		want := int32(len(q.tokens) + i)
+		switch {
+		case t.SeqID != q.id:
+			q.failAll(checkRows, "row of position %d belongs to sequence %s", t.Pos, t.SeqID)
+			return
+		case t.Pos != want:
+			q.failAll(checkRows, "position %d where %d was due", t.Pos, want)
+			return
+		case t.TokenID < 0 || int(t.TokenID) >= host.Vocab:
+			q.failAll(checkVocab, "token %d at position %d, the vocabulary has %d", t.TokenID, t.Pos, host.Vocab)
+			return
+		case t.TargetArgmax != nil && (*t.TargetArgmax < 0 || int(*t.TargetArgmax) >= host.Vocab):
+			q.failAll(checkVocab, "target_argmax %d at position %d, the vocabulary has %d", *t.TargetArgmax, t.Pos, host.Vocab)
+			return
+		}
+	}
+	bad := map[int]string{} // state to complaint
+	complaint := func(state int) string {
+		i := slices.Index(c.Spec.States, state)
+		if i < 0 {
+			return ""
+		}
+		why, seen := bad[state]
+		if !seen {
+			why = nonFinite(c, i, len(q.tokens))
+			bad[state] = why
+		}
+		return why
+	}
+	for _, l := range q.lanes {
+		for _, tap := range l.drafter.Taps() {
+			if !slices.Contains(c.Spec.States, tap.State) {
+				l.fail(checkManifest, fmt.Sprintf("state %d is not recorded (recorded: %v)", tap.State, c.Spec.States))
+			}
+			if why := complaint(tap.State); why != "" {
+				l.fail(checkFinite, why)
+			}
+		}
+		if why := complaint(host.Layers); why != "" {
+			l.fail(checkFinite, why) // labels would come from it
+		}
+	}
+}
+
+// nonFinite describes the first row of the capture's i-th state that is not
+// finite, "" if all are. first is the position of row 0.
+func nonFinite(c schemas.Capture, i, first int) string {
+	width := c.Spec.Hidden * c.Spec.DType.Size()
+	row := make([]float32, 0, c.Spec.Hidden)
+	for r := range c.Tokens {
+		row = c.Spec.DType.AppendFloats(row[:0], c.States[i][r*width:(r+1)*width])
+		nan, inf := 0, 0
+		for _, v := range row {
+			switch {
+			case v != v:
+				nan++
+			case !finite(v):
+				inf++
+			}
+		}
+		if nan+inf > 0 {
+			return fmt.Sprintf("row %d, state %d: %d NaN, %d Inf", first+r, c.Spec.States[i], nan, inf)
+		}
+	}
+	return ""
+}

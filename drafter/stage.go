@@ -1,0 +1,411 @@
+package drafter
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+
+	"github.com/draftscope/draftscope/cuda"
+	"github.com/draftscope/draftscope/schemas"
+)
+
+// DefaultK is how many candidates of a slot the table drafts keep.
+const DefaultK = 16
+
+// Bounds of a stage's settings; more would be a mistake.
+const (
+	maxBudget = 1 << 14
+	maxK      = 1 << 12
+)
+
+// Config is what a [Stage] needs. Drafters, Host and Device must be given;
+// the rest has useful zero values.
+type Config struct {
+	Drafters []*Drafter
+	Host     Host
+	Device   cuda.Device // which holds Host and Drafters
+	Anchors  Mode        // "" is [Every]
+	Budgets  []int       // of DDTree; the chain is always simulated
+	K        int         // candidates kept of a slot; 0 is [DefaultK]
+	// Losses are the divergences to compute beside the cross-entropy. They
+	// need the target's final state and stay NULL without it.
+	Losses    cuda.Losses
+	Allocator memory.Allocator // nil is memory.DefaultAllocator
+	Log       *slog.Logger     // nil is silent
+	// Progress, if given, is told after each pass how many anchors it drafted.
+	Progress func(drafter string, anchors int)
+	Now      func() time.Time // nil is time.Now; stamps faults
+}
+
+// Validate reports everything that a stage cannot work with.
+func (c Config) Validate() error {
+	var errs []error
+	failf := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrStage}, args...)...))
+	}
+	if len(c.Drafters) == 0 {
+		failf("no drafter")
+	}
+	seen := map[string]bool{}
+	for _, d := range c.Drafters {
+		if d.Name == "" || seen[d.Name] {
+			failf("a drafter's name is %q, want unique names", d.Name)
+		}
+		seen[d.Name] = true
+	}
+	if c.Device == nil {
+		failf("no device")
+	}
+	if err := c.Host.Validate(); err != nil {
+		errs = append(errs, err)
+	}
+	if c.Anchors != "" && c.Anchors != Every && c.Anchors != Rounds {
+		failf("anchors %q, want %s or %s", c.Anchors, Every, Rounds)
+	}
+	for _, n := range c.Budgets {
+		if n < 1 || n > maxBudget {
+			failf("a tree of %d nodes, want 1 to %d", n, maxBudget)
+		}
+	}
+	if c.K < 0 || c.K > maxK {
+		failf("%d candidates a slot, want 1 to %d", c.K, maxK)
+	}
+	return errors.Join(errs...)
+}
+
+// Stage drafts and scores captured sequences. For each sequence it takes
+// records of the table capture, then one of sequences, and gives for each
+// drafter records of the tables drafts, slots and rounds, in this order and
+// sorted by anchor and slot; or one of faults if the sequence cannot be
+// drafted on. A record of rounds always comes, even without rows: it marks a
+// sequence that was scored. A sequence that an earlier stage put into faults
+// yields nothing.
+//
+// A Stage serves one goroutine. Nothing that it computes depends on how a
+// sequence was cut into records.
+type Stage struct {
+	cfg    Config
+	scorer *scorer
+	seqs   map[string]*sequence
+	upload scratch
+}
+
+// NewStage returns a stage; the caller closes it before its drafters.
+func NewStage(cfg Config) (*Stage, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg.Anchors = cmp.Or(cfg.Anchors, Every)
+	cfg.K = cmp.Or(cfg.K, DefaultK)
+	if cfg.Allocator == nil {
+		cfg.Allocator = memory.DefaultAllocator
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	k := min(cfg.K, cfg.Host.Vocab)
+	topK := k
+	for _, n := range cfg.Budgets {
+		topK = max(topK, min(n, cfg.Host.Vocab))
+	}
+	for _, d := range cfg.Drafters {
+		if cfg.Losses != 0 && d.OwnHead() {
+			cfg.Log.Warn("divergences from the target are left out: the drafter has a head of its own", "drafter", d.Name)
+		}
+	}
+	return &Stage{
+		cfg:    cfg,
+		scorer: &scorer{dev: cfg.Device, k: k, topK: topK, losses: cfg.Losses, compact: scratch{dev: cfg.Device}},
+		seqs:   map[string]*sequence{},
+		upload: scratch{dev: cfg.Device},
+	}, nil
+}
+
+// Close forgets every open sequence and gives device memory back.
+func (s *Stage) Close() {
+	for id := range s.seqs {
+		s.Drop(id)
+	}
+	s.upload.close()
+	s.scorer.compact.close()
+}
+
+// Drop forgets a sequence.
+func (s *Stage) Drop(seq string) {
+	if q := s.seqs[seq]; q != nil {
+		q.close()
+		delete(s.seqs, seq)
+	}
+}
+
+// Process takes the next record of a sequence. Anchors are drafted as soon as
+// their slots' tokens are there; rows are emitted by [Stage.End].
+func (s *Stage) Process(ctx context.Context, seq string, rec arrow.Record, _ func(arrow.Record) error) error {
+	env, err := schemas.EnvelopeOf(rec)
+	if err != nil {
+		return fmt.Errorf("drafting on %s: %w", seq, err)
+	}
+	q, err := s.sequence(seq)
+	if err != nil {
+		return fmt.Errorf("drafting on %s: %w", seq, err)
+	}
+	q.run = env.Run
+	switch env.Table {
+	case schemas.TableCapture:
+		err = s.capture(ctx, q, rec)
+	case schemas.TableSequences:
+		err = q.describe(rec)
+	case schemas.TableFaults:
+		q.setAside = true
+	default:
+		err = fmt.Errorf("%w: a record of table %s", ErrStage, env.Table)
+	}
+	if err != nil {
+		return fmt.Errorf("drafting on %s: %w", seq, err)
+	}
+	return nil
+}
+
+// describe reads the sequence's own record.
+func (q *sequence) describe(rec arrow.Record) error {
+	rows, err := schemas.Rows[schemas.Sequence](rec)
+	if err != nil {
+		return err
+	}
+	if len(rows) != 1 || rows[0].SeqID != q.id {
+		q.failAll(checkRows, "the sequence's record does not describe it alone")
+		return nil
+	}
+	q.length = int(rows[0].Length)
+	return nil
+}
+
+func (s *Stage) sequence(id string) (*sequence, error) {
+	if q := s.seqs[id]; q != nil {
+		return q, nil
+	}
+	q := &sequence{id: id, length: -1}
+	for _, d := range s.cfg.Drafters {
+		context, err := d.NewContext()
+		if err != nil {
+			q.close()
+			return nil, err
+		}
+		q.lanes = append(q.lanes, &lane{
+			drafter: d, context: context,
+			methods:  Methods(d.BlockSize(), s.cfg.Budgets),
+			outcomes: map[int32][]Outcome{},
+		})
+	}
+	s.seqs[id] = q
+	return q, nil
+}
+
+// capture appends a batch of tokens and states.
+func (s *Stage) capture(ctx context.Context, q *sequence, rec arrow.Record) error {
+	if !q.live() {
+		return nil
+	}
+	c, err := schemas.ReadCapture(rec)
+	if err != nil {
+		return err
+	}
+	if q.check(c, s.cfg.Host); !q.live() {
+		return nil
+	}
+	if q.spec == nil {
+		q.spec = &c.Spec
+	}
+	for lo := 0; lo < len(c.Tokens); lo += extendRows {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := s.extend(q, c, lo, min(lo+extendRows, len(c.Tokens))); err != nil {
+			return err
+		}
+	}
+	if s.cfg.Anchors == Every {
+		return s.draft(ctx, q, false)
+	}
+	return nil
+}
+
+// extend appends rows lo..hi-1 of a batch: tokens, labels, and every
+// drafter's context.
+func (s *Stage) extend(q *sequence, c schemas.Capture, lo, hi int) error {
+	host := s.cfg.Host
+	o := ops{dev: s.cfg.Device}
+	rows := map[Tap]cuda.Tensor{}
+	place := func(tap Tap) {
+		i := slices.Index(c.Spec.States, tap.State)
+		if _, ok := rows[tap]; ok || i < 0 {
+			return
+		}
+		width := c.Spec.Hidden * c.Spec.DType.Size()
+		vals := c.Spec.DType.AppendFloats(make([]float32, 0, (hi-lo)*host.Hidden), c.States[i][lo*width:hi*width])
+		t := s.upload.tensor(&o, fmt.Sprint(tap), hi-lo, host.Hidden)
+		o.do(func() error { return s.cfg.Device.Upload(t, vals) })
+		if tap.Normed {
+			o.do(func() error { return s.cfg.Device.RMSNorm(t, t, host.FinalNorm, host.Eps, host.Gain) })
+		}
+		rows[tap] = t
+	}
+	final := Tap{State: host.Layers, Normed: true}
+	place(final)
+	for _, l := range q.lanes {
+		if l.fault != nil {
+			continue
+		}
+		var taps []cuda.Tensor
+		for _, tap := range l.drafter.Taps() {
+			place(tap)
+			taps = append(taps, rows[tap])
+		}
+		o.do(func() error { return l.context.Extend(taps) })
+	}
+	if o.err != nil {
+		return o.err
+	}
+	labels, err := s.labels(q, c.Tokens[lo:hi], rows[final])
+	if err != nil {
+		return err
+	}
+	q.labels = append(q.labels, labels...)
+	for _, t := range c.Tokens[lo:hi] {
+		q.tokens = append(q.tokens, t.TokenID)
+		q.mask = append(q.mask, t.LossMask)
+	}
+	return nil
+}
+
+// labels gives the target's argmax after each token: from its normed final
+// states if they are recorded, once for all drafters, else as the capture
+// says.
+func (s *Stage) labels(q *sequence, tokens []schemas.Token, final cuda.Tensor) ([]int32, error) {
+	if final.Buf == nil {
+		labels := make([]int32, len(tokens))
+		for i, t := range tokens {
+			labels[i] = -1
+			if t.TargetArgmax != nil {
+				labels[i] = *t.TargetArgmax
+			}
+		}
+		return labels, nil
+	}
+	if s.cfg.Losses != 0 {
+		if err := q.keepFinal(s.cfg.Device, len(q.tokens), final); err != nil {
+			return nil, err
+		}
+	}
+	head, err := s.cfg.Device.Head(cuda.HeadArgs{Hidden: final, Weight: s.cfg.Host.Head, K: 1})
+	if err != nil {
+		return nil, fmt.Errorf("computing labels: %w", err)
+	}
+	return head.TopIDs, nil
+}
+
+// draft drafts at the anchors whose slots' tokens are all there, in full
+// tiles; at the end of the sequence at all that are left.
+func (s *Stage) draft(ctx context.Context, q *sequence, end bool) error {
+	for _, l := range q.lanes {
+		ahead := l.drafter.BlockSize()
+		if end {
+			ahead = 2 // the anchor and one token after it
+		}
+		for l.fault == nil && l.next+ahead <= len(q.tokens) {
+			if q.mask[l.next] && q.mask[l.next+1] {
+				l.pending = append(l.pending, int32(l.next))
+			}
+			l.next++
+			if len(l.pending) == tileAnchors {
+				if err := s.pass(ctx, q, l, l.pending); err != nil {
+					return err
+				}
+				l.pending = l.pending[:0]
+			}
+		}
+		if end && l.fault == nil && len(l.pending) > 0 {
+			if err := s.pass(ctx, q, l, l.pending); err != nil {
+				return err
+			}
+			l.pending = nil
+		}
+	}
+	return nil
+}
+
+// pass drafts and scores one tile.
+func (s *Stage) pass(ctx context.Context, q *sequence, l *lane, anchors []int32) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := s.scorer.score(q, l, anchors); err != nil {
+		return fmt.Errorf("%s: %w", l.drafter.Name, err)
+	}
+	if s.cfg.Progress != nil {
+		s.cfg.Progress(l.drafter.Name, len(anchors))
+	}
+	return nil
+}
+
+// End drafts what is left of a sequence and emits its rows.
+func (s *Stage) End(ctx context.Context, seq string, emit func(arrow.Record) error) error {
+	q, err := s.sequence(seq)
+	if err != nil {
+		return fmt.Errorf("drafting on %s: %w", seq, err)
+	}
+	defer s.Drop(seq)
+	if q.setAside {
+		return nil
+	}
+	if q.length >= 0 && q.length != len(q.tokens) {
+		q.failAll(checkRows, "%d rows of a sequence of %d tokens", len(q.tokens), q.length)
+	}
+	if s.cfg.Anchors == Every {
+		if err := s.draft(ctx, q, true); err != nil {
+			return fmt.Errorf("drafting on %s: %w", seq, err)
+		}
+	}
+	for _, l := range q.lanes {
+		rounds, err := s.rounds(ctx, q, l)
+		if err == nil {
+			err = s.emit(q, l, rounds, emit)
+		}
+		if err != nil {
+			return fmt.Errorf("drafting on %s: %w", seq, err)
+		}
+	}
+	return nil
+}
+
+// rounds simulates decoding, drafting wave by wave at anchors that are not
+// drafted yet.
+func (s *Stage) rounds(ctx context.Context, q *sequence, l *lane) ([]schemas.Round, error) {
+	sim := newSimulation(q.id, l.methods, Runs(q.mask))
+	for l.fault == nil {
+		wave := sim.advance(l.outcomes)
+		if len(wave) == 0 {
+			break
+		}
+		for part := range slices.Chunk(wave, tileAnchors) {
+			if err := s.pass(ctx, q, l, part); err != nil {
+				return nil, err
+			}
+			if l.fault != nil {
+				return nil, nil
+			}
+		}
+	}
+	return sim.rounds(), nil
+}

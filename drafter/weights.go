@@ -1,0 +1,181 @@
+package drafter
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/draftscope/draftscope/cuda"
+)
+
+// Weights are the tensors of a checkpoint, by name.
+type Weights interface {
+	Names() []string
+	Shape(name string) (shape []int, ok bool)
+	// Float32s is a tensor's values, row-major.
+	Float32s(name string) ([]float32, error)
+}
+
+// loader takes tensors out of a checkpoint and remembers which, so that what
+// is left over can be refused. Names may carry the prefix "model.".
+type loader struct {
+	weights Weights
+	dev     cuda.Device
+	names   map[string]string // plain name to the checkpoint's own
+	taken   map[string]bool
+	buffers []cuda.Buffer
+}
+
+const modelPrefix = "model."
+
+func newLoader(w Weights, dev cuda.Device) (*loader, error) {
+	l := &loader{weights: w, dev: dev, names: map[string]string{}, taken: map[string]bool{}}
+	for _, name := range w.Names() {
+		plain := strings.TrimPrefix(name, modelPrefix)
+		if other, ok := l.names[plain]; ok {
+			return nil, fmt.Errorf("%w: both %s and %s are there", ErrWeights, other, name)
+		}
+		l.names[plain] = name
+	}
+	return l, nil
+}
+
+// has says whether the checkpoint holds a tensor.
+func (l *loader) has(name string) bool {
+	_, ok := l.names[name]
+	return ok
+}
+
+// shape is the shape of a tensor that must be there.
+func (l *loader) shape(name string) ([]int, error) {
+	own, ok := l.names[name]
+	if !ok {
+		return nil, fmt.Errorf("%w: %s is missing", ErrWeights, name)
+	}
+	shape, ok := l.weights.Shape(own)
+	if !ok {
+		return nil, fmt.Errorf("%w: %s is missing", ErrWeights, name)
+	}
+	return shape, nil
+}
+
+// floats reads a tensor of exactly the given shape.
+func (l *loader) floats(name string, shape ...int) ([]float32, error) {
+	got, err := l.shape(name)
+	if err != nil {
+		return nil, err
+	}
+	if !slices.Equal(got, shape) {
+		return nil, fmt.Errorf("%w: %s has shape %v, want %v", ErrWeights, name, got, shape)
+	}
+	l.taken[name] = true
+	vals, err := l.weights.Float32s(l.names[name])
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", name, err)
+	}
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	if len(vals) != n {
+		return nil, fmt.Errorf("%w: %s has %d values, want %d", ErrWeights, name, len(vals), n)
+	}
+	for i, v := range vals {
+		if !finite(v) {
+			return nil, fmt.Errorf("%w: %s holds %v at value %d", ErrWeights, name, v, i)
+		}
+	}
+	return vals, nil
+}
+
+// matrix uploads a tensor of rows x cols; rows = 0 stands for a vector.
+func (l *loader) matrix(name string, rows, cols int) (cuda.Tensor, error) {
+	shape := []int{rows, cols}
+	if rows == 0 {
+		shape = []int{cols}
+	}
+	vals, err := l.floats(name, shape...)
+	if err != nil {
+		return cuda.Tensor{}, err
+	}
+	buf, err := l.dev.New(len(vals))
+	if err != nil {
+		return cuda.Tensor{}, fmt.Errorf("placing %s: %w", name, err)
+	}
+	l.buffers = append(l.buffers, buf)
+	t := cuda.Matrix(buf, max(rows, 1), cols)
+	if err := l.dev.Upload(t, vals); err != nil {
+		return cuda.Tensor{}, fmt.Errorf("placing %s: %w", name, err)
+	}
+	return t, nil
+}
+
+// unknown refuses tensors that nobody took.
+func (l *loader) unknown() error {
+	var left []string
+	for name, own := range l.names {
+		if !l.taken[name] {
+			left = append(left, own)
+		}
+	}
+	if len(left) == 0 {
+		return nil
+	}
+	slices.Sort(left)
+	more := ""
+	if len(left) > 4 {
+		left, more = left[:4], fmt.Sprintf(" and %d more", len(left)-4)
+	}
+	return fmt.Errorf("%w: unknown tensors %s%s", ErrWeights, strings.Join(left, ", "), more)
+}
+
+func (l *loader) close() {
+	for _, b := range l.buffers {
+		b.Close()
+	}
+	l.buffers = nil
+}
+
+func finite(v float32) bool {
+	return math.Float32bits(v)&0x7f800000 != 0x7f800000
+}
+
+// copyOf says whether a tensor of the checkpoint holds exactly the values of
+// t. If it does the tensor counts as taken.
+func (l *loader) copyOf(name string, t cuda.Tensor) (bool, error) {
+	vals, err := l.floats(name, t.Rows, t.Cols)
+	if err != nil {
+		return false, err
+	}
+	// A slab at a time: a vocabulary head can have a billion values.
+	const slab = 1024
+	theirs := make([]float32, min(slab, t.Rows)*t.Cols)
+	for lo := 0; lo < t.Rows; lo += slab {
+		hi := min(lo+slab, t.Rows)
+		part := theirs[:(hi-lo)*t.Cols]
+		if err := l.dev.Download(part, t.RowRange(lo, hi)); err != nil {
+			return false, fmt.Errorf("comparing %s with the target's: %w", name, err)
+		}
+		if !slices.Equal(part, vals[lo*t.Cols:hi*t.Cols]) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// reader takes tensors in a row and keeps the first error.
+type reader struct {
+	l      *loader
+	prefix string
+	err    error
+}
+
+func (r *reader) matrix(name string, rows, cols int) cuda.Tensor {
+	if r.err != nil {
+		return cuda.Tensor{}
+	}
+	var t cuda.Tensor
+	t, r.err = r.l.matrix(r.prefix+name, rows, cols)
+	return t
+}
