@@ -56,11 +56,12 @@ type Token struct {
 
 // State is one row of the table states: state c of one token.
 type State struct {
-	SeqID string    `parquet:"seq_id,dict"`
-	Pos   int32     `parquet:"pos"`
-	State int32     `parquet:"state"` // c: after c layers, before the final norm
-	Norm  float32   `parquet:"norm"`  // L2
-	Vec   []float32 `parquet:"vec,list"`
+	SeqID string  `parquet:"seq_id,dict,zstd"`
+	Pos   int32   `parquet:"pos,zstd"`
+	State int32   `parquet:"state,zstd"` // c: after c layers, before the final norm
+	Norm  float32 `parquet:"norm,zstd"`  // L2
+	// Vec is byte-stream split: its file's default codec is made for that.
+	Vec []float32 `parquet:"vec,list" parquet-element:",split"`
 }
 
 // Draft is one row of the table drafts: one block, drafted at one anchor.

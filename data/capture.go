@@ -1,0 +1,472 @@
+package data
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/cespare/xxhash/v2"
+	"github.com/draftscope/draftscope/schemas"
+	"github.com/parquet-go/parquet-go"
+)
+
+// CaptureSink stores captured sequences: their tokens, states and own rows.
+// It holds the records of a sequence, uncopied, until the Commit after its
+// End. A sequence with a fault is stored as that fault and nothing else.
+//
+// It serves one goroutine; several sinks of one dataset may work at once.
+type CaptureSink struct {
+	sink
+	open    map[string]*captureSeq
+	ended   []*captureSeq
+	pending int64
+}
+
+// captureSeq is one sequence on its way.
+type captureSeq struct {
+	id        string
+	tokens    []schemas.Token
+	batches   []captureBatch
+	sequence  *schemas.Sequence
+	faults    []schemas.Fault
+	bad       []nonFinite // by state
+	hashes    []*xxhash.Digest
+	bytes     int64
+	streamSeq uint64
+	digest    string
+}
+
+// captureBatch is one retained record: for each state its raw rows and their
+// norms.
+type captureBatch struct {
+	rec    arrow.Record
+	rows   int
+	states [][]byte
+	norms  [][]float32
+}
+
+// nonFinite counts what must not be stored in one state of a sequence.
+type nonFinite struct {
+	nan, inf, rows int
+	first          int32 // row
+}
+
+func (s *captureSeq) release() {
+	for _, b := range s.batches {
+		b.rec.Release()
+	}
+	s.batches = nil
+}
+
+// CaptureSink makes a sink for one shard of a run, which must have been added
+// before. Shard is the stream's partition.
+func (d *Dataset) CaptureSink(run string, shard int, cfg SinkConfig) (*CaptureSink, error) {
+	s, err := d.newSink(run, shard, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("opening the capture sink of run %s: %w", run, err)
+	}
+	return &CaptureSink{sink: s, open: map[string]*captureSeq{}}, nil
+}
+
+// Write takes the next record of a sequence: a batch of the capture, its one
+// row of the table sequences, or faults. It retains what it keeps. A record
+// of another run, table or shape is an error; what is wrong with the data in
+// it becomes a fault.
+func (s *CaptureSink) Write(ctx context.Context, seq string, rec arrow.Record) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := s.write(seq, rec); err != nil {
+		return fmt.Errorf("storing sequence %s: %w", seq, err)
+	}
+	return nil
+}
+
+func (s *CaptureSink) write(seq string, rec arrow.Record) error {
+	env, err := s.envelope(rec)
+	if err != nil {
+		return err
+	}
+	q := s.open[seq]
+	if q == nil {
+		q = &captureSeq{id: seq, bad: make([]nonFinite, len(s.run.States))}
+		for range s.run.States {
+			q.hashes = append(q.hashes, xxhash.New())
+		}
+		s.open[seq] = q
+	}
+	switch env.Table {
+	case schemas.TableCapture:
+		return s.writeCapture(q, rec)
+	case schemas.TableSequences:
+		rows, err := schemas.Rows[schemas.Sequence](rec)
+		if err != nil {
+			return err
+		}
+		for _, row := range rows {
+			if row.SeqID != seq || q.sequence != nil {
+				q.fault("K3", fmt.Sprintf("a row of the table sequences too many: %q", row.SeqID))
+				continue
+			}
+			q.sequence = &row
+		}
+		return nil
+	case schemas.TableFaults:
+		rows, err := schemas.Rows[schemas.Fault](rec)
+		q.faults = append(q.faults, rows...)
+		return err
+	}
+	return fmt.Errorf("%w: table %s in a capture", ErrRecord, env.Table)
+}
+
+func (s *CaptureSink) writeCapture(q *captureSeq, rec arrow.Record) error {
+	c, err := schemas.ReadCapture(rec)
+	if err != nil {
+		return err
+	}
+	if c.Spec.Hidden != s.run.Hidden || c.Spec.Layers != s.run.Layers || c.Spec.DType != s.run.DType || !slices.Equal(c.Spec.States, s.run.States) {
+		return fmt.Errorf("%w: states %v of %d values, %s, %d layers; run %s records %v of %d, %s, %d", ErrMismatch,
+			c.Spec.States, c.Spec.Hidden, c.Spec.DType, c.Spec.Layers, s.run.Name, s.run.States, s.run.Hidden, s.run.DType, s.run.Layers)
+	}
+	for i, t := range c.Tokens {
+		if want := int32(len(q.tokens) + i); t.Pos != want || t.SeqID != q.id {
+			q.fault("K3", fmt.Sprintf("row %d is position %d of %q", want, t.Pos, t.SeqID))
+			break
+		}
+	}
+	b := captureBatch{rec: rec, rows: len(c.Tokens), states: c.States, norms: make([][]float32, len(c.States))}
+	width := c.Spec.Hidden * c.Spec.DType.Size()
+	for i, raw := range c.States {
+		q.hashes[i].Write(raw)
+		b.norms[i] = make([]float32, b.rows)
+		for r := range b.rows {
+			row := raw[r*width : (r+1)*width]
+			b.norms[i][r] = float32(math.Sqrt(sumSquares(c.Spec.DType, row)))
+			if n := float64(b.norms[i][r]); math.IsNaN(n) || math.IsInf(n, 0) {
+				q.bad[i].count(c.Spec.DType, row, int32(len(q.tokens)+r))
+			}
+		}
+		q.bytes += int64(len(raw))
+	}
+	q.tokens = append(q.tokens, c.Tokens...)
+	rec.Retain()
+	q.batches = append(q.batches, b)
+	return nil
+}
+
+func (q *captureSeq) fault(check, detail string) {
+	q.faults = append(q.faults, schemas.Fault{SeqID: q.id, Chunk: -1, Check: check, Detail: detail})
+}
+
+// sumSquares is the sum of a row's squares in float64.
+func sumSquares(d schemas.DType, row []byte) float64 {
+	var sum float64
+	if d == schemas.BF16 {
+		for i := 0; i+1 < len(row); i += 2 {
+			v := float64(math.Float32frombits(uint32(binary.LittleEndian.Uint16(row[i:])) << 16))
+			sum += v * v
+		}
+		return sum
+	}
+	for i := 0; i+3 < len(row); i += 4 {
+		v := float64(math.Float32frombits(binary.LittleEndian.Uint32(row[i:])))
+		sum += v * v
+	}
+	return sum
+}
+
+// count adds a row whose norm is not finite. Its values may all be finite:
+// then the norm itself is past float32, which counts as one Inf.
+func (n *nonFinite) count(d schemas.DType, row []byte, pos int32) {
+	before := n.nan + n.inf
+	for _, v := range d.AppendFloats(nil, row) {
+		switch {
+		case v != v:
+			n.nan++
+		case math.IsInf(float64(v), 0):
+			n.inf++
+		}
+	}
+	if n.nan+n.inf == before {
+		n.inf++
+	}
+	if n.rows == 0 {
+		n.first = pos
+	}
+	n.rows++
+}
+
+// End says that a sequence is complete; streamSeq is the stream's number of
+// its last message.
+func (s *CaptureSink) End(ctx context.Context, seq string, streamSeq uint64) error {
+	q := s.open[seq]
+	if q == nil {
+		return fmt.Errorf("storing sequence %s: %w: it ended and no record of it came", seq, ErrRecord)
+	}
+	delete(s.open, seq)
+	q.streamSeq = streamSeq
+	s.check(q)
+	if len(q.faults) > 0 {
+		s.counts.SetAside++
+		for _, f := range q.faults {
+			s.addFault(streamSeq, f)
+		}
+		q.release()
+		return nil
+	}
+	for _, f := range q.nullBadScores() {
+		s.addFault(streamSeq, f)
+	}
+	h := newRowHash()
+	q.digest = captureDigest(h, *q.sequence, q.tokens, q.hashes)
+	switch result, stored := s.d.claim(s.run.Name, seqKey{seq: seq}, q.digest); result {
+	case claimEqual:
+		s.counts.Repeats++
+		q.release()
+	case claimOther:
+		s.conflict(streamSeq, seqKey{seq: seq}, stored, q.digest)
+		q.release()
+	case claimNew:
+		s.ended = append(s.ended, q)
+		s.pending += q.bytes + int64(len(q.tokens))*64
+	}
+	return nil
+}
+
+// captureDigest is the digest of all that is stored of a captured sequence:
+// its row, its tokens, and the bytes of each state in order.
+func captureDigest(h *rowHash, seq schemas.Sequence, tokens []schemas.Token, states []*xxhash.Digest) string {
+	addRows(h, []schemas.Sequence{seq})
+	addRows(h, tokens)
+	for _, st := range states {
+		h.uint(st.Sum64())
+	}
+	return hex64(h.sum())
+}
+
+// check turns what is wrong with a complete sequence into faults.
+func (s *CaptureSink) check(q *captureSeq) {
+	for i, b := range q.bad {
+		if b.rows > 0 {
+			q.fault("K1", fmt.Sprintf("state %d, row %d: NaN count %d, Inf count %d in %d rows of this state", s.run.States[i], b.first, b.nan, b.inf, b.rows))
+		}
+	}
+	if len(q.faults) > 0 {
+		return
+	}
+	switch row := q.sequence; {
+	case row == nil:
+		q.fault("K3", "it ended without its row of the table sequences")
+	case int(row.Length) != len(q.tokens):
+		q.fault("K3", fmt.Sprintf("length %d and %d rows of states", row.Length, len(q.tokens)))
+	case row.Length == 0:
+		q.fault("K3", "it has no tokens")
+	case row.PromptLen < 0 || row.PromptLen > row.Length:
+		q.fault("K3", fmt.Sprintf("prompt of %d tokens in a sequence of %d", row.PromptLen, row.Length))
+	case !finite(row.Temperature):
+		q.fault("K1", "temperature is not finite")
+	}
+}
+
+// nullBadScores replaces log-probabilities that are not finite by NULL.
+func (q *captureSeq) nullBadScores() []schemas.Fault {
+	bad, first := 0, 0
+	for i := range q.tokens {
+		if p := q.tokens[i].TargetLogprob; p != nil && !finite(*p) {
+			q.tokens[i].TargetLogprob = nil
+			if bad++; bad == 1 {
+				first = i
+			}
+		}
+	}
+	if bad == 0 {
+		return nil
+	}
+	return []schemas.Fault{{SeqID: q.id, Chunk: -1, Check: "K1",
+		Detail: fmt.Sprintf("target_logprob, row %d: %d values not finite, stored as NULL", first, bad)}}
+}
+
+func finite(v float32) bool { return !math.IsNaN(float64(v)) && !math.IsInf(float64(v), 0) }
+
+// Drop forgets a sequence that has not ended. One that ended stays: if it
+// comes again and is equal, the second is dropped.
+func (s *CaptureSink) Drop(seq string) {
+	if q := s.open[seq]; q != nil {
+		q.release()
+		delete(s.open, seq)
+	}
+}
+
+// Pending is about the bytes, as captured, that Commit would make durable.
+func (s *CaptureSink) Pending() int64 { return s.pending }
+
+// Commit makes every ended sequence durable. When it fails nothing of them is
+// visible and all are kept, so that Commit may be called again.
+func (s *CaptureSink) Commit(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := s.commitFaults(); err != nil {
+		return fmt.Errorf("storing faults of run %s: %w", s.run.Name, err)
+	}
+	if len(s.ended) == 0 {
+		return nil
+	}
+	slices.SortFunc(s.ended, func(a, b *captureSeq) int { return strings.Compare(a.id, b.id) })
+	if err := s.commit(ctx); err != nil {
+		return fmt.Errorf("storing %d sequences of run %s: %w", len(s.ended), s.run.Name, err)
+	}
+	keys := make([]seqKey, len(s.ended))
+	for i, q := range s.ended {
+		keys[i] = seqKey{seq: q.id}
+		q.release()
+	}
+	s.d.settle(s.run.Name, keys, true)
+	s.counts.Stored += len(keys)
+	s.ended, s.pending = nil, 0
+	return nil
+}
+
+func (s *CaptureSink) commit(ctx context.Context) (err error) {
+	var (
+		sp        span
+		list      []storedSeq
+		tokens    []schemas.Token
+		sequences []schemas.Sequence
+	)
+	for _, q := range s.ended {
+		sp.add(q.streamSeq)
+		list = append(list, storedSeq{q.id, q.digest})
+		tokens = append(tokens, q.tokens...)
+		sequences = append(sequences, *q.sequence)
+	}
+	g, release := s.d.reserve(s.shard, sp, func(g group) []string { return g.capturePaths(s.d.dir, s.run.Name) })
+	defer release()
+	paths := g.capturePaths(s.d.dir, s.run.Name)
+	var parts []part
+	defer func() {
+		if err != nil {
+			s.discard(parts)
+		}
+	}()
+	p, err := s.writeStates(ctx, paths[0], sp, list)
+	if err != nil {
+		return err
+	}
+	parts = append(parts, p)
+	if p, err = writeSmall(&s.sink, paths[1], schemas.TableTokens, "", sp, list, nil, tokens); err != nil {
+		return err
+	}
+	parts = append(parts, p)
+	if p, err = writeSmall(&s.sink, paths[2], schemas.TableSequences, "", sp, list, parts, sequences); err != nil {
+		return err
+	}
+	parts = append(parts, p)
+	return publish(s.d.disk, parts)
+}
+
+// vecCodec serves all sinks.
+var vecCodec PlaneCodec
+
+// vecPath is the column that takes nearly all of a dataset's space. It has no
+// statistics: bounds of single values say nothing about vectors, and cost more
+// than half of the writing.
+var vecPath = []string{"vec", "list", "element"}
+
+// statesPage is a page's size in bytes of float32.
+const statesPage = 1 << 20
+
+// writeStates writes state after state, and within a state sequence after
+// sequence. A row group never holds two states.
+func (s *CaptureSink) writeStates(ctx context.Context, path string, sp span, list []storedSeq) (part, error) {
+	f, err := newFooter[schemas.State](schemas.TableStates, s.run.Name, "", s.shard, s.cfg, sp, list)
+	if err != nil {
+		return part{}, err
+	}
+	f[keyDType] = string(s.run.DType)
+	f[keyHidden] = strconv.Itoa(s.run.Hidden)
+	f[keyLayers] = strconv.Itoa(s.run.Layers)
+	f[keyStates] = strings.Trim(strings.Join(strings.Fields(fmt.Sprint(s.run.States)), ","), "[]")
+	opts := []parquet.WriterOption{
+		parquet.Compression(&vecCodec), // the narrow columns name their own
+		parquet.PageBufferSize(statesPage),
+		parquet.SkipPageBounds(vecPath...),
+		parquet.SkipPageStatistics(vecPath...),
+	}
+	hidden, width := s.run.Hidden, s.run.Hidden*s.run.DType.Size()
+	perGroup := max(1, s.cfg.RowGroupBytes/(4*hidden))
+	rows := make([]schemas.State, 0, min(perGroup, max(1, statesPage/(8*hidden))))
+	arena := make([]float32, 0, cap(rows)*hidden)
+	return writePart(s.d.disk, path, f, opts, func(w *parquet.GenericWriter[schemas.State]) (int64, error) {
+		var total int64
+		inGroup := 0
+		write := func(flush bool) error {
+			if len(rows) > 0 {
+				if _, err := w.Write(rows); err != nil {
+					return err
+				}
+				total += int64(len(rows))
+				inGroup += len(rows)
+				rows, arena = rows[:0], arena[:0]
+			}
+			if flush && inGroup > 0 {
+				inGroup = 0
+				return errors.Join(w.Flush(), ctx.Err())
+			}
+			return nil
+		}
+		for i, c := range s.run.States {
+			for _, q := range s.ended {
+				pos := 0
+				for _, b := range q.batches {
+					for r := range b.rows {
+						lo := len(arena)
+						arena = s.run.DType.AppendFloats(arena, b.states[i][r*width:(r+1)*width])
+						rows = append(rows, schemas.State{SeqID: q.id, Pos: int32(pos), State: int32(c), Norm: b.norms[i][r], Vec: arena[lo:]})
+						pos++
+						if full := inGroup+len(rows) == perGroup; full || len(rows) == cap(rows) {
+							if err := write(full); err != nil {
+								return total, err
+							}
+						}
+					}
+				}
+			}
+			if err := write(true); err != nil {
+				return total, err
+			}
+		}
+		return total, nil
+	})
+}
+
+// Close gives up what was not committed.
+func (s *CaptureSink) Close() error {
+	var keys []seqKey
+	for _, q := range s.ended {
+		keys = append(keys, seqKey{seq: q.id})
+		q.release()
+	}
+	s.d.settle(s.run.Name, keys, false)
+	s.forgetFaults()
+	s.ended, s.pending = nil, 0
+	for seq := range s.open {
+		s.Drop(seq)
+	}
+	return nil
+}
+
+// relative is path as seen from the dataset's folder, for messages.
+func (d *Dataset) relative(path string) string {
+	if rel, err := filepath.Rel(d.dir, path); err == nil {
+		return rel
+	}
+	return path
+}

@@ -1,0 +1,396 @@
+package data
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/draftscope/draftscope/schemas"
+	"github.com/parquet-go/parquet-go"
+)
+
+// The footer keys of every Parquet file of a dataset. docs/tables.md explains
+// them.
+const (
+	keyFormat    = "draftscope.format"
+	keyTable     = "draftscope.table"
+	keySchema    = "draftscope.schema"
+	keyRun       = "draftscope.run"
+	keyDrafter   = "draftscope.drafter"
+	keyShard     = "draftscope.shard"
+	keyRows      = "draftscope.rows"
+	keySequences = "draftscope.sequences"
+	keyFirst     = "draftscope.first"
+	keyLast      = "draftscope.last"
+	keyStream    = "draftscope.stream"
+	keyCreated   = "draftscope.stream_created"
+	keyBody      = "draftscope.body_bytes"
+	keyDigest    = "draftscope.digest"
+	keyGroup     = "draftscope.group"
+	keyDType     = "draftscope.dtype"
+	keyHidden    = "draftscope.hidden"
+	keyLayers    = "draftscope.layers"
+	keyStates    = "draftscope.states"
+)
+
+// storedSeq names a sequence and the digest of all that is stored of it.
+type storedSeq struct {
+	SeqID  string `json:"seq_id"`
+	Digest string `json:"digest"`
+}
+
+// groupFile is one file of a commit group, as its marker lists it.
+type groupFile struct {
+	Path string `json:"path"` // from the dataset's folder, with slashes
+	Size int64  `json:"size"`
+}
+
+// part is one file on its way into the dataset: complete and synced under a
+// temporary name.
+type part struct {
+	path string // final
+	size int64
+	rows int64
+}
+
+func (p part) tmp() string { return p.path + tmpSuffix }
+
+// footer are the key-values of a file. A nil value is left out.
+type footer map[string]string
+
+// newFooter holds what every file of a commit says.
+func newFooter[T any](table, run, drafter string, shard int, cfg SinkConfig, span span, seqs []storedSeq) (footer, error) {
+	list, err := json.Marshal(seqs)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the list of sequences: %w", err)
+	}
+	f := footer{
+		keyFormat:    strconv.Itoa(schemas.FormatVersion),
+		keyTable:     table,
+		keySchema:    schemas.Fingerprint(schemas.SchemaOf[T](schemas.Envelope{Table: table, Run: run, Drafter: drafter})),
+		keyRun:       run,
+		keyShard:     strconv.Itoa(shard),
+		keySequences: string(list),
+		keyFirst:     strconv.FormatUint(span.first, 10),
+		keyLast:      strconv.FormatUint(span.last, 10),
+	}
+	if drafter != "" {
+		f[keyDrafter] = drafter
+	}
+	if cfg.Stream != "" {
+		f[keyStream] = cfg.Stream
+		f[keyCreated] = cfg.StreamCreated.UTC().Format(time.RFC3339Nano)
+	}
+	return f, nil
+}
+
+// digester hashes and counts what passes, so that the footer can vouch for
+// every byte before the indexes.
+type digester struct {
+	w io.Writer
+	h *xxhash.Digest
+	n int64
+}
+
+func (d *digester) Write(b []byte) (int, error) {
+	n, err := d.w.Write(b)
+	d.n += int64(n)
+	d.h.Write(b[:n])
+	return n, err
+}
+
+// smallTables is how all tables but states are written.
+func smallTables() []parquet.WriterOption {
+	return []parquet.WriterOption{parquet.Compression(&parquet.Zstd), parquet.PageBufferSize(256 << 10)}
+}
+
+// writePart writes one Parquet file under a temporary name, syncs it, opens
+// it again and checks what it says. fill writes the rows, returns how many, and
+// may flush between row groups. On an error nothing is left behind.
+func writePart[T any](d disk, path string, f footer, opts []parquet.WriterOption, fill func(w *parquet.GenericWriter[T]) (int64, error)) (p part, err error) {
+	p.path = path
+	if err := makeDir(d, filepath.Dir(path)); err != nil {
+		return p, err
+	}
+	file, err := d.Create(p.tmp())
+	if err != nil {
+		return p, writeError(path, err)
+	}
+	defer func() {
+		if err != nil {
+			d.Remove(p.tmp()) // as far as possible: the next writer removes it too
+		}
+	}()
+	buf := bufio.NewWriterSize(file, 1<<20)
+	body := &digester{w: buf, h: xxhash.New()}
+	opts = append(opts, parquet.WriteBufferSize(0), parquet.CreatedBy("draftscope", strconv.Itoa(schemas.FormatVersion), "parquet-go"))
+	err = guard(func() error {
+		w := parquet.NewGenericWriter[T](body, opts...)
+		var err error
+		if p.rows, err = fill(w); err != nil {
+			return err
+		}
+		if err := w.Flush(); err != nil {
+			return err
+		}
+		for _, key := range sorted(f) {
+			w.SetKeyValueMetadata(key, f[key])
+		}
+		w.SetKeyValueMetadata(keyRows, strconv.FormatInt(p.rows, 10))
+		w.SetKeyValueMetadata(keyBody, strconv.FormatInt(body.n, 10))
+		w.SetKeyValueMetadata(keyDigest, hex64(body.h.Sum64()))
+		return w.Close()
+	})
+	p.size = body.n
+	if err == nil {
+		err = buf.Flush()
+	}
+	if err == nil {
+		err = file.Sync()
+	}
+	if err = errors.Join(err, file.Close()); err != nil {
+		return p, writeError(path, err)
+	}
+	return p, p.verify()
+}
+
+// verify opens the finished temporary file again.
+func (p part) verify() error {
+	f, err := openPart(p.tmp())
+	if err != nil {
+		return fmt.Errorf("verifying %s: %w", p.path, err)
+	}
+	defer f.Close()
+	if f.size != p.size || f.NumRows() != p.rows || f.kv(keyRows) != strconv.FormatInt(p.rows, 10) {
+		return fmt.Errorf("verifying %s: %w: %d bytes and %d rows, want %d and %d", p.path, ErrDamaged, f.size, f.NumRows(), p.size, p.rows)
+	}
+	return nil
+}
+
+// publish gives files their final names: all but the last, then, when these
+// names are durable, the last, which is the marker that makes them count.
+func publish(d disk, parts []part) (err error) {
+	done := 0
+	defer func() {
+		if err == nil {
+			return
+		}
+		for i, p := range parts {
+			name := p.tmp()
+			if i < done {
+				name = p.path
+			}
+			d.Remove(name) // as far as possible: the next writer removes it too
+		}
+	}()
+	dirs := map[string]bool{}
+	for i, p := range parts {
+		if i == len(parts)-1 {
+			for dir := range dirs {
+				if err := d.SyncDir(dir); err != nil {
+					return writeError(dir, err)
+				}
+			}
+		}
+		if err := d.Rename(p.tmp(), p.path); err != nil {
+			return writeError(p.path, err)
+		}
+		done++
+		dirs[filepath.Dir(p.path)] = true
+	}
+	last := filepath.Dir(parts[len(parts)-1].path)
+	if err := d.SyncDir(last); err != nil {
+		return writeError(last, err)
+	}
+	return nil
+}
+
+// exists reports whether there is anything of this name.
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// guard runs f and turns a panic into an error. parquet-go panics on some
+// damaged files and on some broken writers; neither may end the program.
+func guard(f func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%w: %v", ErrDamaged, r)
+		}
+	}()
+	return f()
+}
+
+// openedPart is an open Parquet file whose footer was checked.
+type openedPart struct {
+	*parquet.File
+	file *os.File
+	path string
+	size int64
+}
+
+func (o *openedPart) Close() error { return o.file.Close() }
+
+func (o *openedPart) kv(key string) string {
+	v, _ := o.Lookup(key)
+	return v
+}
+
+// ours reports whether a program of this project wrote the file.
+func (o *openedPart) ours() bool { return o.kv(keyFormat) != "" }
+
+// sequences reads the list of sequences in the footer.
+func (o *openedPart) sequences() ([]storedSeq, error) {
+	var list []storedSeq
+	if err := json.Unmarshal([]byte(o.kv(keySequences)), &list); err != nil {
+		return nil, fmt.Errorf("reading %s: %w: its list of sequences: %w", o.path, ErrDamaged, err)
+	}
+	return list, nil
+}
+
+// openPart opens a Parquet file and checks that its footer is consistent with
+// itself and with the file's size. The error names the file.
+func openPart(path string) (*openedPart, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", path, err)
+	}
+	o := &openedPart{file: file, path: path}
+	err = guard(func() error {
+		info, err := file.Stat()
+		if err != nil {
+			return err
+		}
+		o.size = info.Size()
+		if err := checkFooterLength(file, o.size); err != nil {
+			return err
+		}
+		o.File, err = parquet.OpenFile(file, o.size, parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true))
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrDamaged, err)
+		}
+		return o.check()
+	})
+	if err != nil {
+		file.Close()
+		return nil, fmt.Errorf("reading %s: %w", path, err)
+	}
+	return o, nil
+}
+
+// checkFooterLength keeps a false length from becoming an allocation.
+func checkFooterLength(r io.ReaderAt, size int64) error {
+	if size < 12 {
+		return fmt.Errorf("%w: %d bytes are no Parquet file", ErrDamaged, size)
+	}
+	var tail [8]byte
+	if _, err := r.ReadAt(tail[:], size-8); err != nil {
+		return err
+	}
+	if string(tail[4:]) != "PAR1" {
+		return fmt.Errorf("%w: no Parquet footer at its end: it was cut, or is no Parquet file", ErrDamaged)
+	}
+	if n := int64(uint32(tail[0]) | uint32(tail[1])<<8 | uint32(tail[2])<<16 | uint32(tail[3])<<24); n+12 > size {
+		return fmt.Errorf("%w: its footer claims %d bytes of %d", ErrDamaged, n, size)
+	}
+	return nil
+}
+
+// check compares the footer's numbers with each other.
+func (o *openedPart) check() error {
+	md := o.Metadata()
+	var rows int64
+	for i, rg := range md.RowGroups {
+		if rg.NumRows < 0 || len(rg.Columns) != len(o.Schema().Columns()) {
+			return fmt.Errorf("%w: row group %d has %d rows and %d columns", ErrDamaged, i, rg.NumRows, len(rg.Columns))
+		}
+		rows += rg.NumRows
+		for _, c := range rg.Columns {
+			m := c.MetaData
+			start := m.DataPageOffset
+			if m.DictionaryPageOffset > 0 {
+				start = min(start, m.DictionaryPageOffset)
+			}
+			if m.NumValues < 0 || start < 0 || m.TotalCompressedSize < 0 || m.TotalUncompressedSize < 0 || start > o.size-m.TotalCompressedSize {
+				return fmt.Errorf("%w: row group %d, column %s: %d values in %d bytes at %d", ErrDamaged, i, strings.Join(m.PathInSchema, "."), m.NumValues, m.TotalCompressedSize, start)
+			}
+		}
+	}
+	if md.NumRows < 0 || rows != md.NumRows {
+		return fmt.Errorf("%w: its footer claims %d rows and its row groups %d", ErrDamaged, md.NumRows, rows)
+	}
+	if !o.ours() {
+		return nil
+	}
+	if v, err := strconv.Atoi(o.kv(keyFormat)); err != nil || v < 1 {
+		return fmt.Errorf("%w: format version %q", ErrDamaged, o.kv(keyFormat))
+	} else if v > schemas.FormatVersion {
+		return fmt.Errorf("%w: version %d, this program knows up to %d; update draftscope", ErrNewer, v, schemas.FormatVersion)
+	}
+	if v := o.kv(keyRows); v != strconv.FormatInt(rows, 10) {
+		return fmt.Errorf("%w: its footer promises %q rows and holds %d", ErrDamaged, v, rows)
+	}
+	return nil
+}
+
+// verifyBody compares the file's content with the digest in its footer. A file
+// of another program has none and passes.
+func (o *openedPart) verifyBody() error {
+	if !o.ours() {
+		return nil
+	}
+	n, err := strconv.ParseInt(o.kv(keyBody), 10, 64)
+	if err != nil || n < 0 || n > o.size {
+		return fmt.Errorf("reading %s: %w: %q bytes of content in a file of %d", o.path, ErrDamaged, o.kv(keyBody), o.size)
+	}
+	h := xxhash.New()
+	if _, err := io.Copy(h, io.NewSectionReader(o.file, 0, n)); err != nil {
+		return fmt.Errorf("reading %s: %w", o.path, err)
+	}
+	if got, want := hex64(h.Sum64()), o.kv(keyDigest); got != want {
+		return fmt.Errorf("reading %s: %w: its content has digest %s, its footer says %s", o.path, ErrDamaged, got, want)
+	}
+	return nil
+}
+
+// readRows reads all rows of a small table's file.
+func readRows[T any](path string) ([]T, error) {
+	o, err := openPart(path)
+	if err != nil {
+		return nil, err
+	}
+	defer o.Close()
+	if err := o.verifyBody(); err != nil {
+		return nil, err
+	}
+	rows := make([]T, o.NumRows())
+	err = guard(func() error {
+		r := parquet.NewGenericReader[T](o.File)
+		defer r.Close()
+		n := 0
+		for n < len(rows) {
+			m, err := r.Read(rows[n:])
+			n += m
+			if err != nil && !(errors.Is(err, io.EOF) && n == len(rows)) {
+				return fmt.Errorf("%w after %d of %d rows: %w", ErrDamaged, n, len(rows), err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", path, err)
+	}
+	return rows, nil
+}
+
+func hex64(v uint64) string { return fmt.Sprintf("%016x", v) }

@@ -1,0 +1,170 @@
+package data
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+	"github.com/draftscope/draftscope/schemas"
+)
+
+// testRun is a small run; hidden and dtype as given.
+func testRun(name string, hidden int, dtype schemas.DType) Run {
+	return Run{
+		Name: name, Target: "demo", States: []int{0, 2, 4}, Layers: 4, Hidden: hidden,
+		FinalNorm: FinalPreNorm, DType: dtype, Engine: "native", EngineVersion: "1",
+		Fingerprints: Fingerprints{Weights: "w1", Tokenizer: "t1", Template: "c1"},
+		Options:      map[string]string{"max_new": "16"},
+	}
+}
+
+// sample is one captured sequence in memory.
+type sample struct {
+	spec     schemas.CaptureSpec
+	tokens   []schemas.Token
+	states   [][]byte
+	sequence schemas.Sequence
+}
+
+func newSample(run Run, id string, n int) sample {
+	var seed uint64
+	for _, b := range []byte(id) {
+		seed = seed*31 + uint64(b)
+	}
+	rng := rand.New(rand.NewPCG(seed, uint64(n)))
+	s := sample{spec: schemas.CaptureSpec{Run: run.Name, Hidden: run.Hidden, Layers: run.Layers, States: run.States, DType: run.DType}}
+	for i := range n {
+		tok := schemas.Token{SeqID: id, Pos: int32(i), TokenID: rng.Int32N(4096), LossMask: i >= n/2, Turn: int32(2 * i / n), Role: []string{"user", "assistant"}[2*i/n]}
+		arg, lp := rng.Int32N(4096), -rng.Float32()
+		tok.TargetArgmax = &arg
+		if i < n-1 {
+			tok.TargetLogprob = &lp
+		}
+		s.tokens = append(s.tokens, tok)
+	}
+	for range run.States {
+		s.states = append(s.states, run.DType.AppendBytes(nil, stateLike(rng, n*run.Hidden, run.DType == schemas.BF16)))
+	}
+	text := "text of " + id
+	s.sequence = schemas.Sequence{SeqID: id, PromptLen: int32(n / 2), Length: int32(n), FinishReason: "stop",
+		Tags: map[string]string{"kind": "test", "n": fmt.Sprint(n)}, Text: &text, CreatedAt: time.Now().UTC().Truncate(time.Microsecond)}
+	return s
+}
+
+// records cuts the sample into capture records of at most rows rows, followed
+// by its row of the table sequences.
+func (s sample) records(t testing.TB, mem memory.Allocator, rows int) []arrow.Record {
+	t.Helper()
+	var recs []arrow.Record
+	width := s.spec.Hidden * s.spec.DType.Size()
+	for lo := 0; lo < len(s.tokens); lo += rows {
+		hi := min(lo+rows, len(s.tokens))
+		c := schemas.Capture{Spec: s.spec, Tokens: s.tokens[lo:hi]}
+		for _, st := range s.states {
+			c.States = append(c.States, st[lo*width:hi*width])
+		}
+		rec, err := schemas.CaptureRecord(mem, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		recs = append(recs, rec)
+	}
+	env := schemas.Envelope{Table: schemas.TableSequences, Run: s.spec.Run}
+	return append(recs, schemas.Record(mem, env, []schemas.Sequence{s.sequence}))
+}
+
+// anySink is what the pipeline calls.
+type anySink interface {
+	writer
+	Commit(ctx ctx) error
+	Close() error
+}
+
+// feed writes records and ends the sequence.
+func feed(t testing.TB, s writer, seq string, streamSeq uint64, recs []arrow.Record) {
+	t.Helper()
+	for _, rec := range recs {
+		if err := s.Write(t.Context(), seq, rec); err != nil {
+			t.Fatal(err)
+		}
+		rec.Release()
+	}
+	if err := s.End(t.Context(), seq, streamSeq); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustCreate(t testing.TB, dir string) *Dataset {
+	t.Helper()
+	d, err := Create(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
+// checked is an allocator that fails the test when something is left of it.
+func checked(t *testing.T) memory.Allocator {
+	mem := memory.NewCheckedAllocator(memory.NewGoAllocator())
+	t.Cleanup(func() { mem.AssertSize(t, 0) })
+	return mem
+}
+
+// partsOf lists the Parquet files of a table, relative to the dataset.
+func partsOf(t testing.TB, d *Dataset, table string) []string {
+	t.Helper()
+	var out []string
+	for _, depth := range []string{"*", "*/*"} {
+		m, err := filepath.Glob(filepath.Join(d.dir, table, depth, "*.parquet"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, m...)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func TestACaptureComesBackBitForBit(t *testing.T) {
+	for _, dtype := range []schemas.DType{schemas.BF16, schemas.F32} {
+		t.Run(string(dtype), func(t *testing.T) {
+			mem := checked(t)
+			d := mustCreate(t, t.TempDir())
+			run := testRun("r1", 96, dtype)
+			if err := d.AddRun(run); err != nil {
+				t.Fatal(err)
+			}
+			s, err := d.CaptureSink("r1", 1, SinkConfig{RowGroupBytes: 96 * 4 * 10})
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := map[string]sample{}
+			for i, n := range []int{33, 1, 120, 7} {
+				id := fmt.Sprintf("p%04d", 9-i)
+				want[id] = newSample(run, id, n)
+				feed(t, s, id, uint64(10*i+5), want[id].records(t, mem, 16))
+				if i == 1 {
+					if err := s.Commit(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			if err := s.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if got := s.Counts(); got != (Counts{Stored: 4}) || s.Pending() != 0 {
+				t.Errorf("counts %+v and %d bytes pending, want 4 stored", got, s.Pending())
+			}
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			compareReplay(t, d, "r1", want)
+		})
+	}
+}
