@@ -28,13 +28,14 @@ func TestOnlyRepliesAndTheirEndAreMasked(t *testing.T) {
 		Turn       int32
 		Mask       bool
 	}
+	turn, role := tok.Turns(c.IDs)
 	var got []run
 	for lo := 0; lo < len(c.IDs); {
 		hi := lo + 1
-		for hi < len(c.IDs) && c.Mask[hi] == c.Mask[lo] && c.Turn[hi] == c.Turn[lo] {
+		for hi < len(c.IDs) && c.Mask[hi] == c.Mask[lo] && turn[hi] == turn[lo] {
 			hi++
 		}
-		got = append(got, run{tok.Decode(c.IDs[lo:hi]), c.Role[lo], c.Turn[lo], c.Mask[lo]})
+		got = append(got, run{tok.Decode(c.IDs[lo:hi]), role[lo], turn[lo], c.Mask[lo]})
 		lo = hi
 	}
 	want := []run{
@@ -66,8 +67,9 @@ func TestAConversationThatAsksEndsWithAHeader(t *testing.T) {
 	if !c.Open || !strings.HasSuffix(text, "c<|im_end|>\n<|im_start|>assistant\n") {
 		t.Errorf("open %t, text %q", c.Open, text)
 	}
-	if last := len(c.IDs) - 1; c.Mask[last] || c.Role[last] != "assistant" || c.Turn[last] != 3 {
-		t.Errorf("the header has mask %t, role %s, turn %d", c.Mask[last], c.Role[last], c.Turn[last])
+	turn, role := tok.Turns(c.IDs)
+	if last := len(c.IDs) - 1; c.Mask[last] || role[last] != "assistant" || turn[last] != 3 {
+		t.Errorf("the header has mask %t, role %s, turn %d", c.Mask[last], role[last], turn[last])
 	}
 }
 
@@ -93,5 +95,15 @@ func TestConversationsThatCannotBeRenderedAreRefused(t *testing.T) {
 	}
 	if _, err := bare.Chat([]tokenizer.Message{{Role: "user", Content: "x"}}); !errors.Is(err, tokenizer.ErrChat) {
 		t.Errorf("without <|im_start|>: %v", err)
+	}
+}
+
+func TestTurnsWithoutAHeaderAreUnknown(t *testing.T) {
+	tok := load(t)
+	turn, role := tok.Turns(append(tok.Encode("x"), tok.Encode("<|im_start|>bot\nhi")...))
+	for i := range role {
+		if role[i] != "unknown" || turn[i] != 0 {
+			t.Errorf("token %d has turn %d and role %q", i, turn[i], role[i])
+		}
 	}
 }
