@@ -11,7 +11,6 @@ import (
 	"maps"
 	"math"
 	"math/big"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -87,35 +86,24 @@ func (d *duck) query(ctx context.Context, sql string) (_ *Rows, err error) {
 	return r, nil
 }
 
-// explain finds what an EXPLAIN explains.
-var explain = regexp.MustCompile(`(?is)^(?:\s|--[^\n]*\n|/\*.*?\*/)*explain\s+(?:analyze\s+)?(?:\([^)]*\)\s*)?(.*)$`)
-
-// prepare accepts one statement that reads. EXPLAIN ANALYZE runs what it
-// explains, so that is looked at too.
+// prepare accepts one statement that reads. Its first word is looked at before
+// DuckDB sees it, since binding alone can have effects (an EXPORT makes its
+// folder); its kind afterwards, since WITH may lead to anything.
 func prepare(conn *duckdb.Conn, sql string) (*duckdb.Stmt, error) {
+	if err := reads(sql); err != nil {
+		return nil, err
+	}
 	s, err := conn.Prepare(sql)
 	if err != nil {
-		switch msg := err.Error(); {
-		case strings.Contains(msg, "multi-statement"): // the driver exports no sentinel
+		if strings.Contains(err.Error(), "multi-statement") { // the driver exports no sentinel
 			return nil, fmt.Errorf("%w: this is several (a PIVOT without IN counts as such)", ErrStatement)
-		case strings.Contains(msg, "empty query"):
-			return nil, fmt.Errorf("%w: this is none", ErrStatement)
 		}
 		return nil, clean(err)
 	}
 	stmt := s.(*duckdb.Stmt)
 	kind, err := stmt.StatementType()
-	if err == nil && kind == duckdb.STATEMENT_TYPE_EXPLAIN {
-		if m := explain.FindStringSubmatch(sql); m != nil {
-			var inner *duckdb.Stmt
-			if inner, err = prepare(conn, m[1]); err == nil {
-				err = inner.Close()
-			}
-			kind = duckdb.STATEMENT_TYPE_SELECT
-		}
-	}
-	if err == nil && kind != duckdb.STATEMENT_TYPE_SELECT {
-		err = fmt.Errorf("%w: the dataset is read-only here; use SELECT", ErrStatement)
+	if err == nil && kind != duckdb.STATEMENT_TYPE_SELECT && kind != duckdb.STATEMENT_TYPE_EXPLAIN {
+		err = fmt.Errorf("%w: the dataset is read-only here", ErrStatement)
 	}
 	if err != nil {
 		return nil, errors.Join(err, stmt.Close())

@@ -8,8 +8,9 @@ import (
 	"io/fs"
 	"net/url"
 	"os"
+	"path"
 	"path/filepath"
-	"slices"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -104,16 +105,21 @@ func listFiles(ctx context.Context, dir string) (map[string][]file, []Warning, e
 }
 
 // open tests the footer of one file and reads its partitions off its path.
-func (t table) open(root, path string) (file, error) {
-	f := file{path: path}
-	rel, err := filepath.Rel(root, path)
+func (t table) open(root, name string) (file, error) {
+	f := file{path: name}
+	rel, err := filepath.Rel(root, name)
 	if err != nil {
 		return f, err
 	}
 	if f.partitions, err = t.partitionValues(filepath.ToSlash(rel)); err != nil {
 		return f, err
 	}
-	footer, err := openFooter(path)
+	if m := t.marker(root, filepath.ToSlash(rel)); m != "" {
+		if _, err := os.Stat(m); err != nil {
+			return f, errors.New("its group was not committed; what it holds is written again when the run goes on")
+		}
+	}
+	footer, err := openFooter(name)
 	if err != nil {
 		return f, err
 	}
@@ -135,6 +141,36 @@ func (t table) open(root, path string) (file, error) {
 		}
 	}
 	return f, nil
+}
+
+// A writer renames the files of one commit into place one by one, the marker
+// last. Their names carry the shard and the span of the stream.
+var (
+	groupName = regexp.MustCompile(`^part-\d+-\d+-\d+(?:-\d+)?\.parquet$`)
+	stateName = regexp.MustCompile(`^part-(\d+-\d+(?:-\d+)?\.parquet)$`)
+)
+
+// marker is the path of the file that commits the group of rel, a path below
+// the table's root. It is empty for a marker, and for a file that bears no
+// name of a group and so stands alone.
+func (t table) marker(root, rel string) string {
+	dir, name := path.Split(rel)
+	marker := ""
+	switch t.name {
+	case schemas.TableTokens:
+		marker = schemas.TableSequences
+	case schemas.TableStates:
+		run, shard, _ := strings.Cut(strings.TrimSuffix(dir, "/"), "/shard=")
+		if m := stateName.FindStringSubmatch(name); m != nil {
+			marker, dir, name = schemas.TableSequences, run, "part-"+shard+"-"+m[1]
+		}
+	case schemas.TableDrafts, schemas.TableSlots:
+		marker = schemas.TableRounds
+	}
+	if marker == "" || !groupName.MatchString(name) {
+		return ""
+	}
+	return filepath.Join(filepath.Dir(root), marker, filepath.FromSlash(dir), name)
 }
 
 // partitionValues reads "run=R/drafter=D/part.parquet". Values are unescaped
@@ -189,14 +225,4 @@ func openFooter(path string) (_ *parquet.File, err error) {
 		return nil, fmt.Errorf("its footer counts %d rows", footer.NumRows())
 	}
 	return footer, nil
-}
-
-// files returns the paths of a table's readable files, sorted.
-func (db *DB) files(table string) []string {
-	var paths []string
-	for _, f := range db.tables[table] {
-		paths = append(paths, f.path)
-	}
-	slices.Sort(paths)
-	return paths
 }

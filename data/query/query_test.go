@@ -226,7 +226,7 @@ func TestMacroAndMicroDiffer(t *testing.T) {
 	querytest.Rounds(t, dir, "r", "d", schemas.MethodDDTree, 64, "a", 4, 2)
 	db := openDB(t, dir)
 	wantRows(t, db, 1e-12, "SELECT * FROM accept_len ORDER BY method",
-		row("r", "d", "chain", int64(7), int64(2), int64(5), int64(2), int64(9), 4., 14. / 5, 3., 9. / 5),
+		row("r", "d", "chain", int64(7), int64(2), int64(5), int64(2), int64(9), 4., 14./5, 3., 9./5),
 		row("r", "d", "ddtree", int64(64), int64(1), int64(2), int64(0), int64(4), 3., 3., 2., 2.))
 	wantRows(t, db, 0, "SELECT budget, accept_len_macro FROM ddtree_accept_len", row(int64(64), 3.))
 	wantRows(t, db, 1e-12, "SELECT accept_len, rounds, share FROM accept_len_histogram WHERE method = 'chain' ORDER BY 1",
