@@ -60,7 +60,7 @@ func (s *scorer) score(seq *sequence, l *lane, anchors []int32) error {
 		l.fail(checkFinite, fmt.Sprintf("the draft at anchor %d, slot %d is not finite", sl.Anchor, sl.Slot))
 		return nil
 	}
-	t.fill(s.topK, labels, args.TargetRow)
+	t.fill(s.k, s.topK, labels, args.TargetRow)
 	l.slots = append(l.slots, t.slots...)
 	for i := range anchors {
 		l.drafts = append(l.drafts, t.draft(i, s.k, s.topK))
@@ -156,7 +156,7 @@ func (t *tile) notFinite(topK int, labels []int32) int {
 
 // fill completes the rows of the table slots. Measures of unscored slots stay
 // NULL: neither a miss nor a 0.
-func (t *tile) fill(topK int, labels, targetRow []int32) {
+func (t *tile) fill(k, topK int, labels, targetRow []int32) {
 	h := t.head
 	values := make([]struct {
 		hit  bool
@@ -173,7 +173,10 @@ func (t *tile) fill(topK int, labels, targetRow []int32) {
 		v.hit = sl.DraftToken == labels[row]
 		v.ce = h.LSE[row] - h.LabelLogit[row]
 		v.rank = h.LabelRank[row]
-		sl.Hit, sl.CE, sl.Rank = &v.hit, &v.ce, &v.rank
+		sl.Hit, sl.CE = &v.hit, &v.ce
+		if int(v.rank) < k {
+			sl.Rank = &v.rank
+		}
 		if targetRow == nil {
 			continue
 		}
