@@ -272,20 +272,26 @@ func openPart(path string) (*openedPart, error) {
 			return err
 		}
 		o.size = info.Size()
-		if err := checkFooterLength(file, o.size); err != nil {
-			return err
-		}
-		o.File, err = parquet.OpenFile(file, o.size, parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true))
-		if err != nil {
-			return fmt.Errorf("%w: %w", ErrDamaged, err)
-		}
-		return o.check()
+		return o.open(file)
 	})
 	if err != nil {
 		file.Close()
 		return nil, fmt.Errorf("reading %s: %w", path, err)
 	}
 	return o, nil
+}
+
+// open reads the footer from r, which has o.size bytes.
+func (o *openedPart) open(r io.ReaderAt) error {
+	if err := checkFooterLength(r, o.size); err != nil {
+		return err
+	}
+	var err error
+	o.File, err = parquet.OpenFile(r, o.size, parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true))
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return o.check()
 }
 
 // checkFooterLength keeps a false length from becoming an allocation.
