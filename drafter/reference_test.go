@@ -46,7 +46,9 @@ func TestReplayedRoundsEqualRealSpeculativeDecoding(t *testing.T) {
 	}
 	stage, mem := w.stage(cfg)
 	rounds := map[string][]schemas.Round{}
+	prompts := map[string]captured{}
 	for _, c := range sequences(t)[:16] {
+		prompts[c.id] = c
 		out := feed(t, w, stage, mem, w.run(c), 64)
 		for _, name := range names {
 			for _, r := range out.rounds[name] {
@@ -63,7 +65,7 @@ func TestReplayedRoundsEqualRealSpeculativeDecoding(t *testing.T) {
 			method, budget = schemas.MethodChain, 15
 		}
 		got := rounds[fmt.Sprint(ref.Drafter, ref.ID, method, budget)]
-		if err := agree(got, ref.Lengths); err != nil {
+		if err := agree(got, ref.Lengths, prompts[ref.ID]); err != nil {
 			t.Errorf("%s %s %s %d: %v", ref.Drafter, ref.ID, method, budget, err)
 			continue
 		}
@@ -76,9 +78,20 @@ func TestReplayedRoundsEqualRealSpeculativeDecoding(t *testing.T) {
 
 // agree applies the fixtures' rule: every round equals the reference's of the
 // same number, but a truncated last one, which is at most the reference's.
-func agree(got []schemas.Round, want []int32) error {
+// Our rounds start at the first generated token and cover the rest.
+func agree(got []schemas.Round, want []int32, c captured) error {
 	if len(got) == 0 || len(got) > len(want) {
 		return fmt.Errorf("%d rounds, the reference has %d", len(got), len(want))
+	}
+	next := int32(c.promptLen)
+	for _, r := range got {
+		if r.Anchor != next {
+			return fmt.Errorf("round %d is at %d, want %d", r.Round, r.Anchor, next)
+		}
+		next += r.AcceptLen
+	}
+	if int(next) < len(c.ids)-1 {
+		return fmt.Errorf("rounds end at %d of %d", next, len(c.ids))
 	}
 	for i, r := range got {
 		if int(r.Round) != i || r.AcceptLen != r.Accepted+1 {
