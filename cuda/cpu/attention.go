@@ -1,10 +1,6 @@
 package cpu
 
-import (
-	"math"
-
-	"github.com/draftscope/draftscope/cuda"
-)
+import "github.com/draftscope/draftscope/cuda"
 
 // A run of query rows is scored together. Runs only save work: they never
 // enter a sum.
@@ -135,7 +131,10 @@ func (a *attention) attend(r run, h int) {
 	for i := r.lo; i < r.hi; i++ {
 		src := a.q.row(i)[left:right]
 		for g := range a.group {
-			copy(queries.row((i-r.lo)*a.group+g), src[g*dim:])
+			// The scale goes into the query: once a row, not once a key.
+			for c, v := range src[g*dim : (g+1)*dim] {
+				queries.row((i-r.lo)*a.group + g)[c] = v * a.Scale
+			}
 		}
 	}
 	nctx := int(r.span.CtxHi - r.span.CtxLo)
@@ -165,9 +164,13 @@ func (a *attention) attend(r run, h int) {
 			if len(ctx)+len(blk) == 0 {
 				continue
 			}
-			inv := softmax(ctx, blk, a.Scale)
-			weigh(o, ctx, a.ctxV, int(s.CtxLo), h*dim)
-			weigh(o, blk, a.blkV, int(s.BlkLo), h*dim)
+			inv := softmax(ctx, blk)
+			if len(ctx) > 0 {
+				kernels.mix(o, ctx, a.ctxV.block(int(s.CtxLo), int(s.CtxHi), h*dim, (h+1)*dim))
+			}
+			if len(blk) > 0 {
+				kernels.mix(o, blk, a.blkV.block(int(s.BlkLo), int(s.BlkHi), h*dim, (h+1)*dim))
+			}
 			for j := range o {
 				o[j] *= inv
 			}
@@ -176,24 +179,8 @@ func (a *attention) attend(r run, h int) {
 }
 
 // softmax replaces the scores a and b, one row in two pieces, by
-// e^(scale·score - largest) and returns one over their sum.
-func softmax(a, b []float32, scale float32) float32 {
-	top := float32(math.Inf(-1))
-	for _, s := range [2][]float32{a, b} {
-		for i, v := range s {
-			v *= scale
-			s[i] = v
-			if v > top {
-				top = v
-			}
-		}
-	}
-	return float32(1 / (expShifted(a, a, top) + expShifted(b, b, top)))
-}
-
-// weigh adds Σ w[j]·row(lo+j) to o, where rows start at column left.
-func weigh(o, w []float32, rows matrix, lo, left int) {
-	for j, v := range w {
-		addScaled(o, rows.row(lo + j)[left:left+len(o)], v)
-	}
+// e^(score - largest) and returns one over their sum.
+func softmax(a, b []float32) float32 {
+	top := max(kernels.largest(a), kernels.largest(b))
+	return float32(1 / (kernels.exps(a, a, top) + kernels.exps(b, b, top)))
 }

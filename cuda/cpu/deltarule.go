@@ -169,30 +169,27 @@ func (r *delta) solve(h, kh, lo, hi int) {
 		decay := float32(math.Exp(sums[i]))
 		beta := r.beta.row(lo + i)[h]
 		clear(acc)
-		for j, kj := range k.row(i) {
-			addScaled(acc, s.row(j), kj)
-		}
+		kernels.mix(acc, k.row(i), s)
 		ui := u.row(i)
 		for j, x := range v.row(i) {
 			ui[j] = x - float32(decay*acc[j])
 		}
 		oi := o.row(i)
 		clear(oi)
-		for j, qj := range q.row(i) {
-			addScaled(oi, s.row(j), qj)
-		}
+		kernels.mix(oi, q.row(i), s)
 		for j := range oi {
 			oi[j] *= decay
 		}
 		for j := range i {
 			e := float32(math.Exp(sums[i] - sums[j]))
-			addScaled(ui, u.row(j), -e*kk.row(i)[j])
-			addScaled(oi, u.row(j), e*qk.row(i)[j])
+			kk.row(i)[j] *= -e
+			qk.row(i)[j] *= e
 		}
+		kernels.mix(ui, kk.row(i)[:i], u)
 		for j := range ui {
 			ui[j] *= beta
 		}
-		addScaled(oi, ui, qk.row(i)[i])
+		kernels.mix(oi, qk.row(i)[:i+1], u)
 	}
 	last := float32(math.Exp(total))
 	for i := range s.rows {
@@ -200,10 +197,15 @@ func (r *delta) solve(h, kh, lo, hi int) {
 			s.row(i)[j] *= last
 		}
 	}
+	// S' gains diag(e^(G_last-G)) K, transposed, times U.
+	written := dense(s.rows, n)
 	for t := range n {
 		e := float32(math.Exp(total - sums[t]))
 		for i, ki := range k.row(t) {
-			addScaled(s.row(i), u.row(t), e*ki)
+			written.row(i)[t] = e * ki
 		}
+	}
+	for i := range s.rows {
+		kernels.mix(s.row(i), written.row(i), u)
 	}
 }

@@ -5,7 +5,7 @@
 // Every result is a pure function of its own row: neither the number of rows
 // in a call, nor the number of threads, nor where in memory an operand lies
 // changes a single bit. Products therefore go through one kernel that sums
-// over the whole of K in one fixed order (see product.go), and work is split
+// over the whole of K in one fixed order (see kernel.go), and work is split
 // among goroutines only along rows, columns and heads, never along a sum.
 package cpu
 
@@ -61,7 +61,7 @@ func (d *Device) Name() string {
 	if d.threads == 1 {
 		plural = ""
 	}
-	return fmt.Sprintf("cpu (%s, %d thread%s)", kernelName, d.threads, plural)
+	return fmt.Sprintf("cpu (%s, %d thread%s)", kernelName(), d.threads, plural)
 }
 
 // Close implements [cuda.Device]; there is nothing to give back.

@@ -38,24 +38,3 @@ func exp(x float32) float32 {
 	bits := math.Float32bits(shifted)<<23 + 0x3f800000
 	return p * math.Float32frombits(bits)
 }
-
-// expShifted sets dst[i] = e^(x[i]-shift) and returns the sum in float64, in
-// four strands of fixed order. dst may be x.
-func expShifted(dst, x []float32, shift float32) float64 {
-	var s0, s1, s2, s3 float64
-	i := 0
-	for ; i+4 <= len(x); i += 4 {
-		a, b, c, d := exp(x[i]-shift), exp(x[i+1]-shift), exp(x[i+2]-shift), exp(x[i+3]-shift)
-		dst[i], dst[i+1], dst[i+2], dst[i+3] = a, b, c, d
-		s0 += float64(a)
-		s1 += float64(b)
-		s2 += float64(c)
-		s3 += float64(d)
-	}
-	for ; i < len(x); i++ {
-		a := exp(x[i] - shift)
-		dst[i] = a
-		s0 += float64(a)
-	}
-	return (s0 + s1) + (s2 + s3)
-}

@@ -135,7 +135,7 @@ func (h *heading) reduce(i int, logits []float32) {
 	if top >= 0 {
 		largest = ordered(logits[top])
 	} else {
-		largest = maximum(logits)
+		largest = kernels.largest(logits)
 	}
 	var target *distribution
 	if h.kept != nil {
@@ -146,9 +146,9 @@ func (h *heading) reduce(i int, logits []float32) {
 	cross := 0.0
 	if target != nil && h.KL != nil {
 		// Needs the logits themselves, which the next pass overwrites.
-		cross = crossing(target.p, logits, largest)
+		cross = kernels.cross(target.p, logits, largest)
 	}
-	sum := expShifted(logits, logits, largest)
+	sum := kernels.exps(logits, logits, largest)
 	logSum := math.Log(sum)
 	h.LSE[i] = float32(float64(largest) + logSum)
 	if target == nil {

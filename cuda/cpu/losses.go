@@ -89,19 +89,19 @@ func (d *Device) keep(h *heading, rows []int32, logits matrix) {
 
 // set fills the distribution in from a row of logits, which it uses up.
 func (t *distribution) set(logits []float32) {
-	top := maximum(logits)
+	top := kernels.largest(logits)
 	if t.p == nil {
 		// Only log p is needed: log p = logit - top - log Σ.
 		copy(t.logP, logits)
-		shift := float32(math.Log(expShifted(logits, logits, top)))
+		shift := float32(math.Log(kernels.exps(logits, logits, top)))
 		for j := range t.logP {
 			t.logP[j] = t.logP[j] - top - shift
 		}
 		return
 	}
-	sum := expShifted(t.p, logits, top)
+	sum := kernels.exps(t.p, logits, top)
 	logSum := math.Log(sum)
-	t.negEntropy = crossing(t.p, logits, top)/sum - logSum
+	t.negEntropy = kernels.cross(t.p, logits, top)/sum - logSum
 	inv := float32(1 / sum)
 	for j := range t.p {
 		t.p[j] *= inv
@@ -112,23 +112,6 @@ func (t *distribution) set(logits []float32) {
 			t.logP[j] = v - top - shift
 		}
 	}
-}
-
-// crossing is Σ p·(x-shift) in float64, in four strands of fixed order.
-func crossing(p, x []float32, shift float32) float64 {
-	var s0, s1, s2, s3 float64
-	p = p[:len(x)]
-	i := 0
-	for ; i+4 <= len(x); i += 4 {
-		s0 += float64(p[i] * (x[i] - shift))
-		s1 += float64(p[i+1] * (x[i+1] - shift))
-		s2 += float64(p[i+2] * (x[i+2] - shift))
-		s3 += float64(p[i+3] * (x[i+3] - shift))
-	}
-	for ; i < len(x); i++ {
-		s0 += float64(p[i] * (x[i] - shift))
-	}
-	return (s0 + s1) + (s2 + s3)
 }
 
 // compare computes the other losses of row i. q·inv is the draft's

@@ -18,11 +18,14 @@ func topK(ids []int32, values, logits []float32) {
 		insert(ids, values, n, int32(n), ordered(logits[n]))
 	}
 	least := values[k-1]
-	for i := k; i < len(logits); i++ {
-		// An equal logit has a higher id and comes after; NaN compares false.
-		if v := logits[i]; v > least {
-			insert(ids, values, k-1, int32(i), v)
-			least = values[k-1]
+	for lo := k; lo < len(logits); {
+		lo += kernels.above(logits[lo:], least)
+		for end := min(lo+8, len(logits)); lo < end; lo++ {
+			// An equal logit has a higher id and comes after; NaN compares false.
+			if v := logits[lo]; v > least {
+				insert(ids, values, k-1, int32(lo), v)
+				least = values[k-1]
+			}
 		}
 	}
 	for i, id := range ids {
@@ -37,15 +40,4 @@ func insert(ids []int32, values []float32, n int, id int32, v float32) {
 		n--
 	}
 	ids[n], values[n] = id, v
-}
-
-// maximum is the largest value, NaN left out; -Inf when there is none.
-func maximum(x []float32) float32 {
-	top := float32(math.Inf(-1))
-	for _, v := range x {
-		if v > top {
-			top = v
-		}
-	}
-	return top
 }

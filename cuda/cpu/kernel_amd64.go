@@ -1,0 +1,158 @@
+//go:build amd64 && !purego
+
+package cpu
+
+import (
+	"unsafe"
+
+	vector "golang.org/x/sys/cpu"
+)
+
+// vectors are the inner loops in AVX2 with fused multiply-add, or the plain
+// ones on a processor that has neither.
+type vectors struct {
+	plain
+	avx2 bool
+}
+
+// kernels are the inner loops of this build.
+var kernels = vectors{avx2: vector.X86.HasAVX2 && vector.X86.HasFMA}
+
+// kernelName says which they are.
+func kernelName() string {
+	if kernels.avx2 {
+		return "avx2"
+	}
+	return "gonum"
+}
+
+// blockBytes is how much of w is gone through for all rows of a at a time, so
+// that it stays in the first cache.
+const blockBytes = 24 << 10
+
+// multiply is plain.multiply on tiles of 4 x 3 dot products. A dot product
+// is eight strands of K, joined by one tree at the end; rows that are missing
+// at the edge are filled in by doubling another, so an element never depends
+// on the tile it falls into.
+func (v vectors) multiply(c, a, w matrix, add bool) {
+	if !v.avx2 {
+		v.plain.multiply(c, a, w, add)
+		return
+	}
+	block := max(12, blockBytes/4/a.cols/3*3)
+	// Three results are stored as four values, so a row of out is one longer.
+	stride := (min(block, c.cols)+2)/3*3 + 1
+	var small [4 * 64]float32
+	out := small[:]
+	if 4*stride > len(out) {
+		out = make([]float32, 4*stride)
+	}
+	for left := 0; left < c.cols; left += block {
+		n := min(block, c.cols-left)
+		for i := 0; i < c.rows; i += 4 {
+			rows := min(4, c.rows-i)
+			var from [4]*float32
+			for r := range from {
+				from[r] = &a.data[(i+min(r, rows-1))*a.stride]
+			}
+			at := func(j int) *float32 { return &w.data[(left+j)*w.stride] }
+			if whole := n / 3; whole > 0 {
+				dots(&out[0], stride*4, &from, at(0), w.stride*4, whole, a.cols/8*32, a.cols%8)
+			}
+			for j := n / 3 * 3; j < n; j++ {
+				// One row of w, three times; the last copies go beyond n.
+				var one [16]float32
+				dots(&one[0], 16, &from, at(j), 0, 1, a.cols/8*32, a.cols%8)
+				for r := range rows {
+					out[r*stride+j] = one[r*4]
+				}
+			}
+			for r := range rows {
+				dst, sums := c.row(i + r)[left:left+n], out[r*stride:r*stride+n]
+				if !add {
+					copy(dst, sums)
+					continue
+				}
+				for j, s := range sums {
+					dst[j] += s
+				}
+			}
+		}
+	}
+}
+
+func (v vectors) mix(o, weights []float32, rows matrix) {
+	switch {
+	case !v.avx2:
+		v.plain.mix(o, weights, rows)
+	case len(o) > 0 && len(weights) > 0:
+		_ = rows.row(len(weights) - 1)[len(o)-1]
+		mix(&o[0], &weights[0], len(weights), &rows.data[0], rows.stride*4, len(o))
+	}
+}
+
+func (v vectors) exps(dst, x []float32, shift float32) float64 {
+	switch {
+	case !v.avx2:
+		return v.plain.exps(dst, x, shift)
+	case len(x) == 0:
+		return 0
+	}
+	dst = dst[:len(x)]
+	return exps(&dst[0], &x[0], len(x), shift)
+}
+
+func (v vectors) cross(p, x []float32, shift float32) float64 {
+	switch {
+	case !v.avx2:
+		return v.plain.cross(p, x, shift)
+	case len(x) == 0:
+		return 0
+	}
+	p = p[:len(x)]
+	return cross(&p[0], &x[0], len(x), shift)
+}
+
+func (v vectors) largest(x []float32) float32 {
+	if !v.avx2 || len(x) < 16 {
+		return v.plain.largest(x)
+	}
+	return largest(unsafe.SliceData(x), len(x))
+}
+
+func (v vectors) above(x []float32, limit float32) int {
+	if !v.avx2 {
+		return v.plain.above(x, limit)
+	}
+	return above(unsafe.SliceData(x), len(x), limit)
+}
+
+// dots computes tiles of 4 rows of a by 3 rows of w; row r of the results
+// starts stride bytes after row r-1, and every three are written as four.
+// Rows of w are ldw bytes apart. body is the bytes of a row in whole vectors,
+// rest the values that follow.
+//
+//go:noescape
+func dots(out *float32, stride int, a *[4]*float32, w *float32, ldw, tiles, body, rest int)
+
+// mix adds Σ w[j]·v[j] to o, for n > 0 rows of v that are ldv bytes apart.
+//
+//go:noescape
+func mix(o, w *float32, n int, v *float32, ldv, cols int)
+
+// exps and cross are as their plain forms, in eight strands.
+//
+//go:noescape
+func exps(dst, x *float32, n int, shift float32) float64
+
+//go:noescape
+func cross(p, x *float32, n int, shift float32) float64
+
+// above returns how many values, a multiple of 8, come before the first
+// eight that hold one above limit, or before the last n mod 8.
+//
+//go:noescape
+func above(x *float32, n int, limit float32) int
+
+//go:noescape
+func largest(x *float32, n int) float32
