@@ -10,13 +10,13 @@ import (
 type mixer interface {
 	// mix adds the mixer's output for the normed rows u to x. Both are
 	// [rows, H] and hold the rows of call's pieces one after another.
-	mix(call *call, memory []memory, u, x cuda.Tensor) error
-	// remember makes the memory of one sequence in this layer.
-	remember(dev cuda.Device) (memory, error)
+	mix(call *call, pasts []past, u, x cuda.Tensor) error
+	// remember makes the past of one sequence in this layer.
+	remember(dev cuda.Device) (past, error)
 }
 
-// memory is what one layer keeps of one sequence.
-type memory interface{ close() }
+// past is what one layer keeps of one sequence.
+type past interface{ close() }
 
 // piece is the new rows lo..hi-1 of a call that belong to one sequence, whose
 // first stands at position pos.
@@ -34,19 +34,19 @@ type call struct {
 type Sequence struct {
 	model  *Model
 	length int
-	layers []memory
+	layers []past
 }
 
 // NewSequence begins an empty sequence. The caller closes it.
 func (m *Model) NewSequence() (*Sequence, error) {
 	s := &Sequence{model: m}
 	for i, l := range m.layers {
-		mem, err := l.mixer.remember(m.dev)
+		p, err := l.mixer.remember(m.dev)
 		if err != nil {
 			s.Close()
 			return nil, fmt.Errorf("beginning a sequence: layer %d: %w", i, err)
 		}
-		s.layers = append(s.layers, mem)
+		s.layers = append(s.layers, p)
 	}
 	return s, nil
 }
@@ -56,8 +56,8 @@ func (s *Sequence) Len() int { return s.length }
 
 // Close gives the sequence's device memory back.
 func (s *Sequence) Close() {
-	for _, mem := range s.layers {
-		mem.close()
+	for _, p := range s.layers {
+		p.close()
 	}
 	s.layers = nil
 }
@@ -105,12 +105,12 @@ func (m *Model) Forward(seqs []*Sequence, ids [][]int32, states []int) (*Output,
 	if err := m.keep(out, states, 0, x); err != nil {
 		return nil, err
 	}
-	memories := make([]memory, len(seqs))
+	pasts := make([]past, len(seqs))
 	for i := range m.layers {
 		for j, s := range seqs {
-			memories[j] = s.layers[i]
+			pasts[j] = s.layers[i]
 		}
-		if err := c.layer(&m.layers[i], memories, x); err != nil {
+		if err := c.layer(&m.layers[i], pasts, x); err != nil {
 			return nil, fmt.Errorf("running layer %d: %w", i, err)
 		}
 		if err := m.keep(out, states, i+1, x); err != nil {
@@ -152,7 +152,7 @@ func (m *Model) keep(out *Output, states []int, c int, x cuda.Tensor) error {
 	return nil
 }
 
-func (c *call) layer(l *layer, memories []memory, x cuda.Tensor) error {
+func (c *call) layer(l *layer, pasts []past, x cuda.Tensor) error {
 	u, err := c.work("u", x.Rows, x.Cols)
 	if err != nil {
 		return err
@@ -160,7 +160,7 @@ func (c *call) layer(l *layer, memories []memory, x cuda.Tensor) error {
 	if err := c.dev.RMSNorm(u, x, l.before, c.cfg.Eps, c.cfg.gain()); err != nil {
 		return err
 	}
-	if err := l.mixer.mix(c, memories, u, x); err != nil {
+	if err := l.mixer.mix(c, pasts, u, x); err != nil {
 		return err
 	}
 	if err := c.dev.RMSNorm(u, x, l.after, c.cfg.Eps, c.cfg.gain()); err != nil {

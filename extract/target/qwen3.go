@@ -49,7 +49,7 @@ type cache struct {
 
 const firstCapacity = 64
 
-func (a *attention) remember(dev cuda.Device) (memory, error) {
+func (a *attention) remember(dev cuda.Device) (past, error) {
 	return &cache{dev: dev}, nil
 }
 
@@ -95,8 +95,8 @@ func (c *cache) reserve(n, used, cols int) error {
 	return nil
 }
 
-func (a *attention) mix(c *call, memories []memory, u, x cuda.Tensor) error {
-	out, err := a.attend(c, memories, u)
+func (a *attention) mix(c *call, pasts []past, u, x cuda.Tensor) error {
+	out, err := a.attend(c, pasts, u)
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (a *attention) mix(c *call, memories []memory, u, x cuda.Tensor) error {
 }
 
 // attend is everything before o_proj.
-func (a *attention) attend(c *call, memories []memory, u cuda.Tensor) (cuda.Tensor, error) {
+func (a *attention) attend(c *call, pasts []past, u cuda.Tensor) (cuda.Tensor, error) {
 	var none cuda.Tensor
 	cfg, dev := a.cfg, c.dev
 	q, err := c.project("q", u, a.q)
@@ -144,7 +144,7 @@ func (a *attention) attend(c *call, memories []memory, u cuda.Tensor) (cuda.Tens
 		return none, err
 	}
 	for i, p := range c.pieces {
-		if err := a.attendPiece(dev, memories[i].(*cache), p, out, normed, k, v); err != nil {
+		if err := a.attendPiece(dev, pasts[i].(*cache), p, out, normed, k, v); err != nil {
 			return none, err
 		}
 	}

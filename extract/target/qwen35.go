@@ -45,7 +45,7 @@ type recurrent struct {
 	history cuda.Tensor // [taps-1, Dc]: the last rows before the convolution
 }
 
-func (d *deltaNet) remember(dev cuda.Device) (memory, error) {
+func (d *deltaNet) remember(dev cuda.Device) (past, error) {
 	n := d.cfg.Linear
 	state, err := dev.New(n.ValHeads * n.KeyDim * n.ValDim)
 	if err != nil {
@@ -67,7 +67,7 @@ func (r *recurrent) close() {
 	r.history.Buf.Close()
 }
 
-func (d *deltaNet) mix(c *call, memories []memory, u, x cuda.Tensor) error {
+func (d *deltaNet) mix(c *call, pasts []past, u, x cuda.Tensor) error {
 	n := d.cfg.Linear
 	e, err := c.project("qkv", u, d.qkv)
 	if err != nil {
@@ -98,7 +98,7 @@ func (d *deltaNet) mix(c *call, memories []memory, u, x cuda.Tensor) error {
 		if p.lo == p.hi {
 			continue
 		}
-		mem := memories[i].(*recurrent)
+		mem := pasts[i].(*recurrent)
 		rows := y.RowRange(p.lo, p.hi)
 		if err := c.dev.Conv(rows, e.RowRange(p.lo, p.hi), d.conv, mem.history); err != nil {
 			return err

@@ -1,0 +1,80 @@
+package target
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/draftscope/draftscope/cuda"
+	"github.com/draftscope/draftscope/schemas"
+)
+
+// score fills in the target's argmax after every token and the log-probability
+// of the token that does follow. fault names a row whose logits are not
+// finite.
+func (s *Source) score(tokens []schemas.Token, final []float32) (fault string, err error) {
+	m := s.cfg.Model
+	h := m.cfg.Hidden
+	for lo := 0; lo < len(tokens); lo += prefillRows {
+		hi := min(lo+prefillRows, len(tokens))
+		x, err := m.work("scored", hi-lo, h)
+		if err != nil {
+			return "", err
+		}
+		if err := m.dev.Upload(x, final[lo*h:hi*h]); err != nil {
+			return "", err
+		}
+		normed, err := m.Normed(x)
+		if err != nil {
+			return "", err
+		}
+		labels := make([]int32, hi-lo)
+		for i := range labels {
+			labels[i] = -1
+			if lo+i+1 < len(tokens) {
+				labels[i] = tokens[lo+i+1].TokenID
+			}
+		}
+		res, err := m.dev.Head(cuda.HeadArgs{Hidden: normed, Weight: m.head, K: 1, Labels: labels})
+		if err != nil {
+			return "", err
+		}
+		for i := range labels {
+			t := &tokens[lo+i]
+			if lse := float64(res.LSE[i]); math.IsNaN(lse) || math.IsInf(lse, 0) {
+				return fmt.Sprintf("row %d: the logits are not finite (log-sum-exp %v)", lo+i, lse), nil
+			}
+			t.TargetArgmax = &res.TopIDs[i]
+			if labels[i] >= 0 {
+				logprob := res.LabelLogit[i] - res.LSE[i]
+				t.TargetLogprob = &logprob
+			}
+		}
+	}
+	return "", nil
+}
+
+// record is the sequence's next record.
+func (f *finished) record(s *Source) (rec arrow.Record, last bool, err error) {
+	mem, run := s.cfg.Allocator, s.cfg.Run
+	if f.fault != "" {
+		rows := []schemas.Fault{{SeqID: f.id, Chunk: -1, Check: checkFinite, Detail: f.fault, At: s.cfg.Now().UTC()}}
+		return schemas.Record(mem, schemas.Envelope{Table: schemas.TableFaults, Run: run}, rows), true, nil
+	}
+	if f.rows == len(f.tokens) {
+		rows := []schemas.Sequence{f.row}
+		return schemas.Record(mem, schemas.Envelope{Table: schemas.TableSequences, Run: run}, rows), true, nil
+	}
+	lo, hi := f.rows, min(f.rows+s.cfg.BatchRows, len(f.tokens))
+	spec := s.Spec()
+	width := spec.Hidden * spec.DType.Size()
+	c := schemas.Capture{Spec: spec, Tokens: f.tokens[lo:hi]}
+	for _, raw := range f.states {
+		c.States = append(c.States, raw[lo*width:hi*width])
+	}
+	if rec, err = schemas.CaptureRecord(mem, c); err != nil {
+		return nil, false, err
+	}
+	f.rows = hi
+	return rec, false, nil
+}

@@ -1,0 +1,290 @@
+package target
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+	"github.com/draftscope/draftscope/extract/tokenizer"
+	"github.com/draftscope/draftscope/schemas"
+)
+
+// SourceConfig says what to capture. Model, Inputs and Run are needed.
+type SourceConfig struct {
+	Model *Model
+	// Tokenizer renders conversations and reads roles and text. It may be nil
+	// when every input gives its ids.
+	Tokenizer *tokenizer.Tokenizer
+	Inputs    []Input
+	// Run is the run's name in the records.
+	Run string
+	// States are the recorded states, ascending, each in 0..n; none is
+	// allowed.
+	States []int
+	// DType is how states are recorded; "" means F32.
+	DType schemas.DType
+
+	Batch     int // sequences run at once; 0 means 8
+	BatchRows int // rows of a capture record; 0 means 64
+	// MaxNewTokens bounds a generated reply, its stop token included; 0 means
+	// 144.
+	MaxNewTokens int
+	Temperature  float32 // 0 chooses the likeliest token
+	TopP         float32 // of the sampled mass; 0 means all
+	Seed         uint64
+	// Redact leaves the text out of the table sequences.
+	Redact bool
+	// Skip, where given, says which sequences are already stored.
+	Skip func(id string) bool
+	// Now gives created_at; nil means time.Now.
+	Now       func() time.Time
+	Allocator memory.Allocator // nil means Go's
+}
+
+const (
+	defaultBatch     = 8
+	defaultBatchRows = 64
+	defaultNewTokens = 144
+	// prefillRows bounds the rows of one sequence in one Forward, and so the
+	// scratch memory of long prompts.
+	prefillRows = 256
+)
+
+// Validate reports what is missing or out of range, apart from the inputs,
+// which NewSource checks.
+func (c SourceConfig) Validate() error {
+	var errs []error
+	fail := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%w: %s", ErrInput, fmt.Sprintf(format, args...)))
+	}
+	if c.Model == nil {
+		fail("no target model")
+		return errors.Join(errs...)
+	}
+	if c.Run == "" {
+		fail("the run has no name")
+	}
+	if c.DType != "" && c.DType.Size() == 0 {
+		fail("dtype %q; use %s or %s", c.DType, schemas.F32, schemas.BF16)
+	}
+	for i, s := range c.States {
+		if s < 0 || s > c.Model.cfg.Layers {
+			fail("state %d; the target has states 0..%d", s, c.Model.cfg.Layers)
+		} else if i > 0 && s <= c.States[i-1] {
+			fail("states %v are not ascending", c.States)
+		}
+	}
+	if c.Batch < 0 || c.BatchRows < 0 || c.MaxNewTokens < 0 {
+		fail("batch %d, batch rows %d, new tokens %d: none may be negative", c.Batch, c.BatchRows, c.MaxNewTokens)
+	}
+	if !(c.Temperature >= 0) || !(c.TopP >= 0 && c.TopP <= 1) {
+		fail("temperature %v must not be negative and top-p %v must lie in 0..1", c.Temperature, c.TopP)
+	}
+	if c.Tokenizer != nil && c.Tokenizer.Size() > c.Model.cfg.Vocab {
+		fail("the tokenizer has %d tokens and the target's vocabulary %d; use the tokenizer.json that came with the target", c.Tokenizer.Size(), c.Model.cfg.Vocab)
+	}
+	return errors.Join(errs...)
+}
+
+// Source runs its inputs through the target and yields what was computed, as
+// the pipeline takes it. Sequences come in the order in which they are done,
+// so that no long one holds back the memory of those behind it.
+//
+// Of a sequence come capture records of consecutive rows and at last its row
+// of the table sequences; or, when a state is not finite, one record of the
+// table faults and nothing else.
+type Source struct {
+	cfg     SourceConfig
+	states  []int // computed: the recorded ones, then n where not among them
+	waiting []*job
+	active  []*job
+	done    []*finished
+}
+
+// NewSource checks the inputs against the model and tokenizes them. Errors
+// wrap [ErrInput] and name the input.
+func NewSource(cfg SourceConfig) (*Source, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	for _, d := range []struct {
+		value *int
+		or    int
+	}{{&cfg.Batch, defaultBatch}, {&cfg.BatchRows, defaultBatchRows}, {&cfg.MaxNewTokens, defaultNewTokens}} {
+		if *d.value == 0 {
+			*d.value = d.or
+		}
+	}
+	if cfg.DType == "" {
+		cfg.DType = schemas.F32
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Allocator == nil {
+		cfg.Allocator = memory.NewGoAllocator()
+	}
+	s := &Source{cfg: cfg, states: slices.Clone(cfg.States)}
+	if n := cfg.Model.cfg.Layers; !slices.Contains(s.states, n) {
+		s.states = append(s.states, n)
+	}
+	for i, in := range cfg.Inputs {
+		if cfg.Skip != nil && cfg.Skip(in.ID) {
+			continue
+		}
+		if in.where == "" {
+			in.where = fmt.Sprintf("input %d (%s)", i, in.ID)
+		}
+		j, err := s.prepare(in)
+		if err != nil {
+			return nil, err
+		}
+		s.waiting = append(s.waiting, j)
+	}
+	return s, nil
+}
+
+// Spec describes the capture records.
+func (s *Source) Spec() schemas.CaptureSpec {
+	return schemas.CaptureSpec{
+		Run: s.cfg.Run, Hidden: s.cfg.Model.cfg.Hidden, Layers: s.cfg.Model.cfg.Layers,
+		States: s.cfg.States, DType: s.cfg.DType,
+	}
+}
+
+// Remaining is the number of sequences that Next has not finished yet.
+func (s *Source) Remaining() int { return len(s.waiting) + len(s.active) + len(s.done) }
+
+// Next returns the next record, the sequence it belongs to, and whether it is
+// that sequence's last. The caller releases the record. After the last
+// sequence it returns [io.EOF]. One goroutine may call it. After any other
+// error the source can only be closed.
+func (s *Source) Next(ctx context.Context) (seq string, rec arrow.Record, last bool, err error) {
+	for len(s.done) == 0 {
+		if err := ctx.Err(); err != nil {
+			return "", nil, false, err
+		}
+		if err := s.admit(); err != nil {
+			return "", nil, false, err
+		}
+		if len(s.active) == 0 {
+			return "", nil, false, io.EOF
+		}
+		if err := s.step(); err != nil {
+			return "", nil, false, fmt.Errorf("running the target: %w", err)
+		}
+	}
+	f := s.done[0]
+	rec, last, err = f.record(s)
+	if err != nil {
+		return "", nil, false, fmt.Errorf("recording sequence %s: %w", f.id, err)
+	}
+	if last {
+		s.done = s.done[1:]
+	}
+	return f.id, rec, last, nil
+}
+
+// Close gives back what unfinished sequences hold. The model stays open.
+func (s *Source) Close() error {
+	for _, j := range s.active {
+		j.seq.Close()
+	}
+	s.waiting, s.active, s.done = nil, nil, nil
+	return nil
+}
+
+// admit fills the batch.
+func (s *Source) admit() error {
+	for len(s.active) < s.cfg.Batch && len(s.waiting) > 0 {
+		j := s.waiting[0]
+		seq, err := s.cfg.Model.NewSequence()
+		if err != nil {
+			return fmt.Errorf("beginning sequence %s: %w", j.ID, err)
+		}
+		j.seq = seq
+		s.waiting, s.active = s.waiting[1:], append(s.active, j)
+	}
+	return nil
+}
+
+// step runs the next tokens of every active sequence: a piece of its prompt,
+// or the one it generated last.
+func (s *Source) step() error {
+	var seqs []*Sequence
+	var pieces [][]int32
+	for _, j := range s.active {
+		fed := j.seq.Len()
+		seqs = append(seqs, j.seq)
+		pieces = append(pieces, j.ids[fed:min(fed+prefillRows, len(j.ids))])
+	}
+	out, err := s.cfg.Model.Forward(seqs, pieces, s.states)
+	if err != nil {
+		return err
+	}
+	row := 0
+	var ask []*job
+	var rows []int32
+	for i, j := range s.active {
+		j.take(s, out, row, len(pieces[i]))
+		row += len(pieces[i])
+		if j.fault == "" && j.finish == "" && j.seq.Len() == len(j.ids) {
+			ask, rows = append(ask, j), append(rows, int32(row-1))
+		}
+	}
+	if len(ask) > 0 {
+		if err := s.extend(out, ask, rows); err != nil {
+			return err
+		}
+	}
+	return s.retire()
+}
+
+// extend appends a token to each of the jobs, whose last rows are rows.
+func (s *Source) extend(out *Output, jobs []*job, rows []int32) error {
+	samplers := make([]*sampler, len(jobs))
+	for i, j := range jobs {
+		samplers[i] = j.sampler
+	}
+	m := s.cfg.Model
+	ids, err := m.next(out.Final, rows, samplers, s.cfg.Temperature, s.cfg.TopP)
+	if err != nil {
+		return fmt.Errorf("choosing tokens: %w", err)
+	}
+	for i, j := range jobs {
+		j.ids, j.mask = append(j.ids, ids[i]), append(j.mask, true)
+		switch {
+		case slices.Contains(m.cfg.EOS, ids[i]):
+			j.finish = finishStop
+		case len(j.ids)-j.promptLen >= s.cfg.MaxNewTokens, len(j.ids) >= m.cfg.MaxPositions:
+			j.finish = finishLength
+		}
+	}
+	return nil
+}
+
+// retire moves what is done, or has failed, out of the batch. The last token
+// of a reply goes through the model too, so every token has its states.
+func (s *Source) retire() error {
+	var still []*job
+	for k, j := range s.active {
+		if j.fault == "" && (j.finish == "" || j.seq.Len() < len(j.ids)) {
+			still = append(still, j)
+			continue
+		}
+		f, err := j.complete(s)
+		if err != nil {
+			s.active = append(still, s.active[k:]...)
+			return fmt.Errorf("scoring sequence %s: %w", j.ID, err)
+		}
+		j.seq.Close()
+		s.done = append(s.done, f)
+	}
+	s.active = still
+	return nil
+}
