@@ -2,7 +2,6 @@ package drafter_test
 
 import (
 	"encoding/json"
-	"fmt"
 	"strings"
 	"testing"
 
@@ -11,27 +10,24 @@ import (
 	"github.com/draftscope/draftscope/cuda/cpu"
 	"github.com/draftscope/draftscope/drafter"
 	"github.com/draftscope/draftscope/extract/safetensors"
+	"github.com/draftscope/draftscope/extract/target"
 	"github.com/draftscope/draftscope/schemas"
 )
 
 // The demo's target.
 const (
-	layers  = 8
-	hidden  = 256
-	vocab   = 4096
-	qHeads  = 4
-	kvHeads = 2
-	headDim = 64
-	eps     = 1e-6
-	theta   = 1e4
+	layers = 8
+	hidden = 256
+	vocab  = 4096
+	eps    = 1e-6
 )
 
 // world is the demo's target on a CPU, and what it lends.
 type world struct {
-	tb   testing.TB
-	dev  cuda.Device
-	host drafter.Host
-	w    map[string]cuda.Tensor
+	tb    testing.TB
+	dev   cuda.Device
+	model *target.Model
+	host  drafter.Host
 }
 
 func newWorld(tb testing.TB) *world {
@@ -40,24 +36,16 @@ func newWorld(tb testing.TB) *world {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	w := &world{tb: tb, dev: dev, w: map[string]cuda.Tensor{}}
-	c := checkpoint(tb, "target")
-	for _, name := range c.Names() {
-		vals, err := c.Float32s(name)
-		if err != nil {
-			tb.Fatal(err)
-		}
-		shape, _ := c.Shape(name)
-		rows, cols := 1, shape[len(shape)-1]
-		if len(shape) == 2 {
-			rows = shape[0]
-		}
-		w.w[strings.TrimSuffix(strings.TrimPrefix(name, "model."), ".weight")] = w.upload(vals, rows, cols)
+	m, err := target.Open(demotest.FS(tb), "target", dev)
+	if err != nil {
+		tb.Fatal(err)
 	}
-	w.host = drafter.Host{
-		Embedding: w.w["embed_tokens"], Head: w.w["embed_tokens"], FinalNorm: w.w["norm"],
-		Eps: eps, Vocab: vocab, Hidden: hidden, Layers: layers,
-	}
+	tb.Cleanup(func() { m.Close() })
+	w := &world{tb: tb, dev: dev, model: m, host: drafter.Host{
+		Embedding: m.Embedding(), Head: m.Head(),
+		Vocab: m.Config().Vocab, Hidden: m.Config().Hidden, Layers: m.Config().Layers,
+	}}
+	w.host.FinalNorm, w.host.Eps, w.host.Gain = m.FinalNorm()
 	return w
 }
 
@@ -109,47 +97,6 @@ func (w *world) drafter(name string) *drafter.Drafter {
 	return d
 }
 
-// states runs the target over ids and gives its states 0..8 before any final
-// norm, each [len(ids), hidden].
-func (w *world) states(ids []int32) [][]float32 {
-	w.tb.Helper()
-	n := len(ids)
-	pos, spans := make([]int32, n), make([]cuda.Span, n)
-	for t := range n {
-		pos[t], spans[t] = int32(t), cuda.Span{BlkHi: int32(t + 1)}
-	}
-	x := w.alloc(n, hidden)
-	w.must(w.dev.GatherRows(x, w.w["embed_tokens"], ids))
-	out := [][]float32{w.download(x)}
-	norm := func(dst, x cuda.Tensor, name string) { w.must(w.dev.RMSNorm(dst, x, w.w[name], eps, 0)) }
-	linear := func(x cuda.Tensor, name string) cuda.Tensor {
-		y := w.alloc(n, w.w[name].Rows)
-		w.must(w.dev.Gemm(y, x, w.w[name], false))
-		return y
-	}
-	u := w.alloc(n, hidden)
-	for i := range layers {
-		in := func(name string) string { return fmt.Sprintf("layers.%d.%s", i, name) }
-		norm(u, x, in("input_layernorm"))
-		q, k, v := linear(u, in("self_attn.q_proj")), linear(u, in("self_attn.k_proj")), linear(u, in("self_attn.v_proj"))
-		norm(q.Heads(headDim), q.Heads(headDim), in("self_attn.q_norm"))
-		norm(k.Heads(headDim), k.Heads(headDim), in("self_attn.k_norm"))
-		w.must(w.dev.RoPE(q, pos, headDim, headDim, theta))
-		w.must(w.dev.RoPE(k, pos, headDim, headDim, theta))
-		mixed := w.alloc(n, q.Cols)
-		w.must(w.dev.Attention(mixed, cuda.AttentionArgs{
-			Q: q, BlkK: k, BlkV: v, Spans: spans, QHeads: qHeads, KVHeads: kvHeads, HeadDim: headDim, Scale: 1. / 8,
-		}))
-		w.must(w.dev.Gemm(x, mixed, w.w[in("self_attn.o_proj")], true))
-		norm(u, x, in("post_attention_layernorm"))
-		gate, up := linear(u, in("mlp.gate_proj")), linear(u, in("mlp.up_proj"))
-		w.must(w.dev.GateMul(gate, gate, up, cuda.SiLU))
-		w.must(w.dev.Gemm(x, gate, w.w[in("mlp.down_proj")], true))
-		out = append(out, w.download(x))
-	}
-	return out
-}
-
 // captured is a sequence as a capture records it.
 type captured struct {
 	id        string
@@ -181,7 +128,13 @@ func sequences(tb testing.TB) []captured {
 // run records states 0..8 of a sequence.
 func (w *world) run(c captured) captured {
 	w.tb.Helper()
-	c.recorded, c.states = []int{0, 1, 2, 3, 4, 5, 6, 7, 8}, w.states(c.ids)
+	seq, err := w.model.NewSequence()
+	w.must(err)
+	defer seq.Close()
+	c.recorded = []int{0, 1, 2, 3, 4, 5, 6, 7, 8}
+	out, err := w.model.Forward([]*target.Sequence{seq}, [][]int32{c.ids}, c.recorded)
+	w.must(err)
+	c.states = out.States
 	return c
 }
 
