@@ -132,47 +132,75 @@ func (a *attention) attend(r run, h int) {
 		src := a.q.row(i)[left:right]
 		for g := range a.group {
 			// The scale goes into the query: once a row, not once a key.
+			q := queries.row((i-r.lo)*a.group + g)
 			for c, v := range src[g*dim : (g+1)*dim] {
-				queries.row((i-r.lo)*a.group + g)[c] = v * a.Scale
+				q[c] = v * a.Scale
 			}
 		}
 	}
 	nctx := int(r.span.CtxHi - r.span.CtxLo)
 	scores := dense(queries.rows, r.keys())
+	ctx, blk := scores.block(0, scores.rows, 0, nctx), scores.block(0, scores.rows, nctx, scores.cols)
 	if nctx > 0 {
-		multiply(scores.block(0, scores.rows, 0, nctx), queries,
-			a.ctxK.block(int(r.span.CtxLo), int(r.span.CtxHi), h*dim, (h+1)*dim), false)
+		multiply(ctx, queries, a.ctxK.block(int(r.span.CtxLo), int(r.span.CtxHi), h*dim, (h+1)*dim), false)
 	}
 	if nctx < scores.cols {
-		multiply(scores.block(0, scores.rows, nctx, scores.cols), queries,
-			a.blkK.block(int(r.span.BlkLo), int(r.span.BlkHi), h*dim, (h+1)*dim), false)
+		multiply(blk, queries, a.blkK.block(int(r.span.BlkLo), int(r.span.BlkHi), h*dim, (h+1)*dim), false)
 	}
-	for i := r.lo; i < r.hi; i++ {
-		s := a.Spans[i]
-		out := a.dst.row(i)[left:right]
+	// From here on each row has its own span, as offsets into the run's.
+	inv := make([]float32, queries.rows)
+	seen := make([]cuda.Span, r.hi-r.lo)
+	for i := range seen {
+		s := union(a.Spans[r.lo+i], cuda.Span{})
+		if s.CtxLo < s.CtxHi {
+			s.CtxLo, s.CtxHi = s.CtxLo-r.span.CtxLo, s.CtxHi-r.span.CtxLo
+		}
+		if s.BlkLo < s.BlkHi {
+			s.BlkLo, s.BlkHi = s.BlkLo-r.span.BlkLo, s.BlkHi-r.span.BlkLo
+		}
+		seen[i] = s
 		for g := range a.group {
-			row := scores.row((i-r.lo)*a.group + g)
-			var ctx, blk []float32
-			if s.CtxLo < s.CtxHi {
-				ctx = row[s.CtxLo-r.span.CtxLo:][:s.CtxHi-s.CtxLo]
+			clear(a.out(r.lo+i, h, g))
+			row := scores.row(i*a.group + g)
+			inv[i*a.group+g] = softmax(row[s.CtxLo:s.CtxHi], row[nctx+int(s.BlkLo):nctx+int(s.BlkHi)])
+		}
+	}
+	a.weigh(r, h, ctx, a.ctxV, int(r.span.CtxLo), func(i int) (int, int) { return int(seen[i].CtxLo), int(seen[i].CtxHi) })
+	a.weigh(r, h, blk, a.blkV, int(r.span.BlkLo), func(i int) (int, int) { return int(seen[i].BlkLo), int(seen[i].BlkHi) })
+	for i := range seen {
+		if seen[i] == (cuda.Span{}) {
+			continue // zeros, not zeros over zero
+		}
+		for g := range a.group {
+			o, n := a.out(r.lo+i, h, g), inv[i*a.group+g]
+			for j := range o {
+				o[j] *= n
 			}
-			if s.BlkLo < s.BlkHi {
-				blk = row[nctx+int(s.BlkLo-r.span.BlkLo):][:s.BlkHi-s.BlkLo]
-			}
-			o := out[g*dim : (g+1)*dim]
-			clear(o)
-			if len(ctx)+len(blk) == 0 {
+		}
+	}
+}
+
+// out is query row i of query head g of key/value head h.
+func (a *attention) out(i, h, g int) []float32 {
+	lo := (h*a.group + g) * a.HeadDim
+	return a.dst.row(i)[lo : lo+a.HeadDim]
+}
+
+// weigh adds the weighted values to the outputs of a run, weights column 0
+// belonging to row first of v. Keys are taken in blocks that stay in cache
+// while all rows pass; for one row their order is that of the span.
+func (a *attention) weigh(r run, h int, weights, v matrix, first int, span func(i int) (lo, hi int)) {
+	const block = 64
+	left := h * a.HeadDim
+	for at := 0; at < weights.cols; at += block {
+		for i := range r.hi - r.lo {
+			lo, hi := span(i)
+			if lo, hi = max(lo, at), min(hi, at+block); lo >= hi {
 				continue
 			}
-			inv := softmax(ctx, blk)
-			if len(ctx) > 0 {
-				kernels.mix(o, ctx, a.ctxV.block(int(s.CtxLo), int(s.CtxHi), h*dim, (h+1)*dim))
-			}
-			if len(blk) > 0 {
-				kernels.mix(o, blk, a.blkV.block(int(s.BlkLo), int(s.BlkHi), h*dim, (h+1)*dim))
-			}
-			for j := range o {
-				o[j] *= inv
+			values := v.block(first+lo, first+hi, left, left+a.HeadDim)
+			for g := range a.group {
+				kernels.mix(a.out(r.lo+i, h, g), weights.row(i*a.group + g)[lo:hi], values)
 			}
 		}
 	}

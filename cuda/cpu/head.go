@@ -7,9 +7,10 @@ import (
 )
 
 // Bounds of the scratch memory of one Head call, in values: logits of the
-// rows at hand (32 MiB) and target distributions kept beside them (64 MiB
-// for each form in which the losses need them). One row of each is always
-// allowed, however large the vocabulary.
+// rows at hand (32 MiB, and as much for their exponentials where RKL or JSD
+// need both) and target distributions kept beside them (64 MiB for each form
+// in which the losses need them). One row of each is always allowed, however
+// large the vocabulary.
 const (
 	headRows   = 256
 	headLogits = 8 << 20
@@ -21,7 +22,8 @@ type heading struct {
 	cuda.HeadArgs
 	hidden, weight, target matrix
 	cuda.HeadResult
-	kept *distributions
+	kept  *distributions
+	exped matrix // exponentials of the rows at hand, where logits must stay
 }
 
 // Head implements [cuda.Device]. It goes through the rows in chunks, so that
@@ -42,6 +44,9 @@ func (d *Device) Head(args cuda.HeadArgs) (cuda.HeadResult, error) {
 	if h.Losses != 0 {
 		h.kept = newDistributions(h.Losses, max(chunk, min(h.target.rows, headKept/vocab)), vocab)
 	}
+	if h.Losses&(cuda.RKL|cuda.JSD) != 0 {
+		h.exped = dense(chunk, vocab)
+	}
 	for lo := 0; lo < m; lo += chunk {
 		hi := min(lo+chunk, m)
 		if h.kept != nil {
@@ -49,7 +54,13 @@ func (d *Device) Head(args cuda.HeadArgs) (cuda.HeadResult, error) {
 		}
 		part := logits.block(0, hi-lo, 0, vocab)
 		d.product(part, h.hidden.block(lo, hi, 0, h.hidden.cols), h.weight, false)
-		d.each(hi-lo, vocab*16, func(i int) { h.reduce(lo+i, part.row(i)) })
+		d.each(hi-lo, vocab*16, func(i int) {
+			exped := part.row(i)
+			if h.exped.rows > 0 {
+				exped = h.exped.row(i)
+			}
+			h.reduce(lo+i, part.row(i), exped)
+		})
 	}
 	return h.HeadResult, nil
 }
@@ -115,14 +126,16 @@ func (h *heading) allocate() {
 	}
 }
 
-// reduce turns the logits of row i into its results; the logits are used up.
-func (h *heading) reduce(i int, logits []float32) {
-	var top int32 = -1
+// reduce turns the logits of row i into its results. It leaves their
+// exponentials in exped, which may be logits itself.
+func (h *heading) reduce(i int, logits, exped []float32) {
+	var largest float32
 	if h.K > 0 {
 		ids := h.TopIDs[i*h.K : (i+1)*h.K]
-		values := h.TopLogits[i*h.K : (i+1)*h.K]
-		topK(ids, values, logits)
-		top = ids[0]
+		topK(ids, h.TopLogits[i*h.K:(i+1)*h.K], logits)
+		largest = ordered(logits[ids[0]])
+	} else {
+		largest = kernels.largest(logits)
 	}
 	if h.Labels != nil {
 		h.LabelLogit[i], h.LabelRank[i] = float32(math.NaN()), -1
@@ -130,12 +143,6 @@ func (h *heading) reduce(i int, logits []float32) {
 			h.LabelLogit[i] = logits[label]
 			h.LabelRank[i] = h.rank(i, logits, label)
 		}
-	}
-	largest := float32(math.Inf(-1))
-	if top >= 0 {
-		largest = ordered(logits[top])
-	} else {
-		largest = kernels.largest(logits)
 	}
 	var target *distribution
 	if h.kept != nil {
@@ -145,20 +152,33 @@ func (h *heading) reduce(i int, logits []float32) {
 	}
 	cross := 0.0
 	if target != nil && h.KL != nil {
-		// Needs the logits themselves, which the next pass overwrites.
+		// Needs the logits themselves, which the next pass may overwrite.
 		cross = kernels.cross(target.p, logits, largest)
 	}
-	sum := kernels.exps(logits, logits, largest)
+	sum := kernels.exps(exped, logits, largest)
 	logSum := math.Log(sum)
 	h.LSE[i] = float32(float64(largest) + logSum)
 	if target == nil {
 		return
 	}
+	// Divergences are not below 0, whatever the rounding.
 	if h.KL != nil {
-		h.KL[i] = float32(max(target.negEntropy-cross+logSum, 0)) // not below 0 by rounding
+		h.KL[i] = float32(max(target.negEntropy-cross+logSum, 0))
 	}
-	if h.Losses&(cuda.RKL|cuda.JSD|cuda.TV) != 0 {
-		target.compare(h, i, logits, float32(1/sum))
+	if h.TV != nil {
+		h.TV[i] = float32(kernels.apart(target.p, exped, float32(1/sum)) / 2)
+	}
+	if h.RKL == nil && h.JSD == nil {
+		return
+	}
+	negEntropy := kernels.cross(exped, logits, largest)/sum - logSum // Σ q log q
+	if h.RKL != nil {
+		h.RKL[i] = float32(max(negEntropy-kernels.cross(exped, target.logP, 0)/sum, 0))
+	}
+	if h.JSD != nil {
+		// Two entropies of the parts against that of the mixture.
+		mixture := kernels.mixture(target.p, exped, float32(1/sum))
+		h.JSD[i] = float32(max((target.negEntropy+negEntropy)/2-mixture, 0))
 	}
 }
 
@@ -170,13 +190,19 @@ func (h *heading) rank(i int, logits []float32, label int32) int32 {
 		}
 	}
 	own := ordered(logits[label])
-	var n int32
-	for id, v := range logits {
-		if v = ordered(v); v > own || v == own && int32(id) < label {
-			n++
+	// At least own is the same as more than the float32 below it.
+	below := math.Nextafter32(own, float32(math.Inf(-1)))
+	if math.IsInf(float64(own), -1) {
+		// Nothing lies below; NaN, which ranks the same, must be looked for.
+		var n int32
+		for id, v := range logits {
+			if v = ordered(v); v > own || v == own && int32(id) < label {
+				n++
+			}
 		}
+		return n
 	}
-	return n
+	return int32(kernels.count(logits[:label], below) + kernels.count(logits[label:], own))
 }
 
 // lack marks row i as one without a target.

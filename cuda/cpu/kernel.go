@@ -123,3 +123,41 @@ func (plain) above(x []float32, limit float32) int {
 	}
 	return len(x)
 }
+
+// count is the number of values above limit.
+func (plain) count(x []float32, limit float32) int {
+	n := 0
+	for _, v := range x {
+		if v > limit {
+			n++
+		}
+	}
+	return n
+}
+
+// apart is Σ |p - q·scale|.
+func (plain) apart(p, q []float32, scale float32) float64 {
+	var s0, s1 float64
+	p = p[:len(q)]
+	i := 0
+	for ; i+2 <= len(q); i += 2 {
+		s0 += math.Abs(float64(p[i]) - float64(q[i]*scale))
+		s1 += math.Abs(float64(p[i+1]) - float64(q[i+1]*scale))
+	}
+	if i < len(q) {
+		s0 += math.Abs(float64(p[i]) - float64(q[i]*scale))
+	}
+	return s0 + s1
+}
+
+// mixture is Σ m log m of m = (p + q·scale)/2; nothing comes of m = 0.
+func (plain) mixture(p, q []float32, scale float32) float64 {
+	sum := 0.0
+	p = p[:len(q)]
+	for i, v := range q {
+		if m := (float64(p[i]) + float64(v*scale)) / 2; m != 0 {
+			sum += m * math.Log(m)
+		}
+	}
+	return sum
+}

@@ -127,6 +127,36 @@ func (v vectors) above(x []float32, limit float32) int {
 	return above(unsafe.SliceData(x), len(x), limit)
 }
 
+func (v vectors) count(x []float32, limit float32) int {
+	if !v.avx2 {
+		return v.plain.count(x, limit)
+	}
+	whole := len(x) &^ 7
+	return count(unsafe.SliceData(x), whole, limit) + v.plain.count(x[whole:], limit)
+}
+
+func (v vectors) apart(p, q []float32, scale float32) float64 {
+	switch {
+	case !v.avx2:
+		return v.plain.apart(p, q, scale)
+	case len(q) == 0:
+		return 0
+	}
+	p = p[:len(q)]
+	return apart(&p[0], &q[0], len(q), scale)
+}
+
+func (v vectors) mixture(p, q []float32, scale float32) float64 {
+	switch {
+	case !v.avx2:
+		return v.plain.mixture(p, q, scale)
+	case len(q) == 0:
+		return 0
+	}
+	p = p[:len(q)]
+	return mixture(&p[0], &q[0], len(q), scale)
+}
+
 // dots computes tiles of 4 rows of a by 3 rows of w; row r of the results
 // starts stride bytes after row r-1, and every three are written as four.
 // Rows of w are ldw bytes apart. body is the bytes of a row in whole vectors,
@@ -140,10 +170,16 @@ func dots(out *float32, stride int, a *[4]*float32, w *float32, ldw, tiles, body
 //go:noescape
 func mix(o, w *float32, n int, v *float32, ldv, cols int)
 
-// exps and cross are as their plain forms, in eight strands.
+// exps, cross, apart and mixture are as their plain forms, in eight strands.
 //
 //go:noescape
 func exps(dst, x *float32, n int, shift float32) float64
+
+//go:noescape
+func apart(p, q *float32, n int, scale float32) float64
+
+//go:noescape
+func mixture(p, q *float32, n int, scale float32) float64
 
 //go:noescape
 func cross(p, x *float32, n int, shift float32) float64
@@ -156,3 +192,8 @@ func above(x *float32, n int, limit float32) int
 
 //go:noescape
 func largest(x *float32, n int) float32
+
+// count is as its plain form, for n a multiple of 8.
+//
+//go:noescape
+func count(x *float32, n int, limit float32) int

@@ -30,7 +30,7 @@ func newDistributions(losses cuda.Losses, n, vocab int) *distributions {
 	if losses&(cuda.KL|cuda.JSD|cuda.TV) != 0 {
 		p = dense(n, vocab)
 	}
-	if losses&(cuda.RKL|cuda.JSD) != 0 {
+	if losses&cuda.RKL != 0 {
 		logP = dense(n, vocab)
 	}
 	for i := range k.entries {
@@ -111,42 +111,5 @@ func (t *distribution) set(logits []float32) {
 		for j, v := range logits {
 			t.logP[j] = v - top - shift
 		}
-	}
-}
-
-// compare computes the other losses of row i. q·inv is the draft's
-// distribution; a probability that is 0 in float32 adds nothing.
-func (t *distribution) compare(h *heading, i int, q []float32, inv float32) {
-	var rkl, jsd, overlap float64
-	for j, e := range q {
-		e *= inv
-		if h.TV != nil {
-			overlap += float64(min(t.p[j], e))
-		}
-		if h.RKL == nil && h.JSD == nil {
-			continue
-		}
-		logQ := float64(0)
-		if e != 0 {
-			logQ = math.Log(float64(e))
-		}
-		if h.RKL != nil {
-			rkl += float64(e) * (logQ - float64(t.logP[j]))
-		}
-		if h.JSD != nil {
-			p := t.p[j]
-			if m := (float64(p) + float64(e)) / 2; m != 0 {
-				jsd += float64(p)*float64(t.logP[j]) + float64(e)*logQ - 2*m*math.Log(m)
-			}
-		}
-	}
-	if h.TV != nil {
-		h.TV[i] = float32(max(1-overlap, 0))
-	}
-	if h.RKL != nil {
-		h.RKL[i] = float32(max(rkl, 0))
-	}
-	if h.JSD != nil {
-		h.JSD[i] = float32(max(jsd/2, 0))
 	}
 }
