@@ -117,7 +117,7 @@ func ReadCapture(rec arrow.Record) (Capture, error) {
 	}
 	c.Spec.Run = env.Run
 	fields := rec.Schema().Fields()
-	if c.Tokens, err = rowsOf[Token](rec, len(fields), fields); err != nil {
+	if c.Tokens, err = leadingRows[Token](rec); err != nil {
 		return c, err
 	}
 	md := rec.Schema().Metadata()

@@ -122,13 +122,17 @@ func appendValue(b array.Builder, v reflect.Value) {
 // Rows copies a record back into rows. It refuses a record whose columns are
 // not exactly T's.
 func Rows[T any](rec arrow.Record) ([]T, error) {
-	return rowsOf[T](rec, reflect.TypeFor[T]().NumField(), rec.Schema().Fields())
+	if want := reflect.TypeFor[T]().NumField(); int(rec.NumCols()) != want {
+		return nil, fmt.Errorf("%w: %d columns, want %d", ErrRecord, rec.NumCols(), want)
+	}
+	return leadingRows[T](rec)
 }
 
-// rowsOf reads T from the first n columns of rec.
-func rowsOf[T any](rec arrow.Record, n int, got []arrow.Field) ([]T, error) {
-	want := fieldsOf(reflect.TypeFor[T]())
-	if len(got) != n || n < len(want) {
+// leadingRows reads rows from the first columns of rec, which must be T's;
+// others may follow.
+func leadingRows[T any](rec arrow.Record) ([]T, error) {
+	want, got := fieldsOf(reflect.TypeFor[T]()), rec.Schema().Fields()
+	if len(got) < len(want) {
 		return nil, fmt.Errorf("%w: %d columns, want %d", ErrRecord, len(got), len(want))
 	}
 	for c, f := range want {
