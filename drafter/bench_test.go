@@ -34,14 +34,19 @@ func benchSequence(b *testing.B, w *world) captured {
 }
 
 // BenchmarkDraft1000Anchors drafts and scores every anchor of a sequence with
-// every measure and four methods of rounds, from capture record to emitted
+// every measure (or with kl alone, beside ce) and four methods of rounds, from capture record to emitted
 // rows, and compares that with the same matrix products on their own.
 func BenchmarkDraft1000Anchors(b *testing.B) {
+	b.Run("kl", func(b *testing.B) { benchmarkDraft(b, cuda.KL) })
+	b.Run("all", func(b *testing.B) { benchmarkDraft(b, cuda.KL|cuda.RKL|cuda.JSD|cuda.TV) })
+}
+
+func benchmarkDraft(b *testing.B, losses cuda.Losses) {
 	w := newWorld(b)
 	c := benchSequence(b, w)
 	stage, err := drafter.NewStage(drafter.Config{
 		Drafters: []*drafter.Drafter{w.drafter("good")}, Host: w.host, Device: w.dev,
-		Budgets: []int{8, 16, 64}, Losses: cuda.KL | cuda.RKL | cuda.JSD | cuda.TV,
+		Budgets: []int{8, 16, 64}, Losses: losses,
 	})
 	w.must(err)
 	defer stage.Close()
