@@ -135,14 +135,14 @@ func settings(opt Options, dir, spill string) []string {
 		"SET autoinstall_known_extensions = false",
 		"SET autoload_known_extensions = false",
 		"SET TimeZone = 'UTC'",
-		"SET temp_directory = " + quote(spill),
-		"SET allowed_directories = [" + quote(withSlash(dir)) + "]",
+		"SET temp_directory = " + Literal(spill),
+		"SET allowed_directories = [" + Literal(withSlash(dir)) + "]",
 	}
 	if opt.Threads > 0 {
 		s = append(s, fmt.Sprintf("SET threads = %d", opt.Threads))
 	}
 	if opt.MemoryLimit != "" {
-		s = append(s, "SET memory_limit = "+quote(opt.MemoryLimit))
+		s = append(s, "SET memory_limit = "+Literal(opt.MemoryLimit))
 	}
 	return append(s, "SET enable_external_access = false", "SET lock_configuration = true")
 }
@@ -151,8 +151,8 @@ func withSlash(dir string) string {
 	return strings.TrimSuffix(filepath.ToSlash(dir), "/") + "/"
 }
 
-// quote makes a SQL string literal of s.
-func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
+// Literal spells s as a SQL string literal.
+func Literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
 
 // Dir is the absolute path of the dataset.
 func (db *DB) Dir() string { return db.dir }

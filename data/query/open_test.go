@@ -191,7 +191,7 @@ func TestTheDatasetCannotBeChangedOrLeft(t *testing.T) {
 	querytest.Slots(t, dir, "r", "d", "s", []int{1})
 	querytest.Slots(t, outside, "r", "d", "s", []int{1})
 	db := openDB(t, dir)
-	target := quote(filepath.Join(dir, "x.parquet"))
+	target := Literal(filepath.Join(dir, "x.parquet"))
 	for _, sql := range []string{
 		"COPY (SELECT 1 AS a) TO " + target,
 		"EXPLAIN ANALYZE COPY (SELECT 1 AS a) TO " + target,
@@ -212,7 +212,7 @@ func TestTheDatasetCannotBeChangedOrLeft(t *testing.T) {
 		}
 	}
 	for _, sql := range []string{
-		"FROM read_parquet(" + quote(outside+"/slots/*/*/*.parquet") + ")",
+		"FROM read_parquet(" + Literal(outside+"/slots/*/*/*.parquet") + ")",
 		"FROM read_csv('/etc/hostname')",
 		"FROM read_parquet('https://example.invalid/x.parquet')",
 		"SELECT content FROM read_text('/etc/hostname')",
@@ -226,7 +226,7 @@ func TestTheDatasetCannotBeChangedOrLeft(t *testing.T) {
 		t.Errorf("the dataset holds %v, %v; want slots alone", entries, err)
 	}
 	for _, sql := range []string{
-		"FROM read_parquet(" + quote(dir+"/slots/*/*/*.parquet") + ")",
+		"FROM read_parquet(" + Literal(dir+"/slots/*/*/*.parquet") + ")",
 		"EXPLAIN SELECT * FROM slots", "EXPLAIN ANALYZE SELECT * FROM slots", "SUMMARIZE slots", "DESCRIBE slots", "SHOW TABLES", "VALUES (1)", "SELECT 1;",
 	} {
 		ask(t, db, sql)

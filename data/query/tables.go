@@ -90,7 +90,7 @@ func (t table) view(files []file) string {
 	branches := make(map[string][]string) // head of the branch → paths
 	for _, f := range files {
 		head := t.selectList(f)
-		branches[head] = append(branches[head], quote(f.path))
+		branches[head] = append(branches[head], Literal(f.path))
 	}
 	if len(branches) == 0 {
 		return fmt.Sprintf("CREATE VIEW %s AS %s WHERE false", t.name, t.selectList(file{missing: t.names()}))
@@ -112,7 +112,7 @@ func (t table) selectList(f file) string {
 		if f.path != "" {
 			value = f.partitions[i]
 		}
-		cols = append(cols, fmt.Sprintf("%s::VARCHAR AS %s", quote(value), p))
+		cols = append(cols, fmt.Sprintf("%s::VARCHAR AS %s", Literal(value), p))
 	}
 	for _, c := range t.columns {
 		name := `"` + c.name + `"`

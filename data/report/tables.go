@@ -1,0 +1,255 @@
+package report
+
+import (
+	"fmt"
+	"strings"
+)
+
+// A table is one table of the report, for a terminal and for the page alike.
+type table struct {
+	title string
+	note  string // what the numbers are, in one line
+	head  []string
+	left  int // so many first columns are words, the rest are numbers
+	rows  [][]string
+}
+
+func withInterval(e Estimate, digits int) string {
+	if e.Low == nil {
+		return fixed(e.Value, digits)
+	}
+	return fmt.Sprintf("%s [%s, %s]", fixed(e.Value, digits), fixed(e.Low, digits), fixed(e.High, digits))
+}
+
+// tables gives a run's tables in reading order; those without rows are left out.
+func (run Run) tables() []table {
+	all := []table{run.acceptanceTable(), run.summaryTable(), run.slotTable(), run.prefixTable(), run.pairTable(), run.slotPairTable(),
+		run.distributionTable(), run.lossMeanTable(), run.lossTable(), run.faultTable()}
+	var out []table
+	for _, t := range all {
+		if len(t.rows) > 0 {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+func (run Run) acceptanceTable() table {
+	t := table{
+		title: "Tokens a round",
+		note:  "accept_len, bonus token counted; macro is the mean over sequences, micro pools rounds; truncated rounds are in neither",
+		head:  []string{"drafter", "method", "budget", "macro", "95 % interval", "micro", "95 % interval", "rounds", "truncated", "sequences"}, left: 2,
+	}
+	for _, d := range run.Drafters {
+		for _, a := range d.Acceptance {
+			t.rows = append(t.rows, []string{
+				d.Drafter, a.Method, fmt.Sprint(a.Budget), fixed(a.AcceptLenMacro.Value, 3), interval(a.AcceptLenMacro, 3, false),
+				fixed(a.AcceptLenMicro.Value, 3), interval(a.AcceptLenMicro, 3, false), count(a.Rounds), count(a.Truncated), count(a.Sequences),
+			})
+		}
+	}
+	return t
+}
+
+func (run Run) summaryTable() table {
+	t := table{
+		title: "Drafted blocks",
+		note:  "leading slots a block: eal assumes independent slots, expected_accepted does not, top8_streak asks for the label among the 8 best; no bonus token",
+		head:  []string{"drafter", "sequences", "anchors", "capped", "scored slots", "eal", "expected_accepted", "top8_streak"}, left: 1,
+	}
+	for _, d := range run.Drafters {
+		if d.Anchors > 0 {
+			t.rows = append(t.rows, []string{d.Drafter, count(int64(d.Sequences)), count(d.Anchors), count(d.Capped), count(d.Scored),
+				withInterval(d.EAL, 3), withInterval(d.ExpectedAccepted, 3), withInterval(d.Top8Streak, 3)})
+		}
+	}
+	return t
+}
+
+// bySlot makes a table with one row a slot and one column a drafter.
+func (run Run) bySlot(t table, cell func(Slot) string) table {
+	t.head, t.left = []string{"slot"}, 0
+	deepest := 0
+	for _, d := range run.Drafters {
+		t.head = append(t.head, d.Drafter)
+		deepest = max(deepest, len(d.Slots))
+	}
+	for k := range deepest {
+		row := []string{fmt.Sprint(k + 1)}
+		for _, d := range run.Drafters {
+			if k < len(d.Slots) {
+				row = append(row, cell(d.Slots[k]))
+			} else {
+				row = append(row, "")
+			}
+		}
+		t.rows = append(t.rows, row)
+	}
+	return t
+}
+
+func (run Run) slotTable() table {
+	return run.bySlot(table{
+		title: "Accuracy by slot",
+		note:  "slot_accuracy = hits / scored over all anchors, whatever the slots before did",
+	}, func(s Slot) string { return withInterval(s.Accuracy, 3) })
+}
+
+func (run Run) prefixTable() table {
+	return run.bySlot(table{
+		title: "Prefix rate by slot",
+		note:  "prefix_rate, the share of anchors whose slots 1..k all hit; behind the stroke conditional_rate, the share of those that got as far as slot k",
+	}, func(s Slot) string { return fixed(s.PrefixRate.Value, 3) + " / " + fixed(s.ConditionalRate.Value, 3) })
+}
+
+func (run Run) distributionTable() table {
+	t := table{title: "Acceptance distribution", note: "share of rounds by accept_len, truncated rounds left out", left: 2}
+	var longest int64
+	for _, d := range run.Drafters {
+		for _, a := range d.Acceptance {
+			for _, b := range a.Distribution {
+				longest = max(longest, b.AcceptLen)
+			}
+		}
+	}
+	t.head = []string{"drafter", "rounds by"}
+	for n := range longest {
+		t.head = append(t.head, fmt.Sprint(n+1))
+	}
+	for _, d := range run.Drafters {
+		for _, a := range d.Acceptance {
+			if a.Rounds == 0 {
+				continue
+			}
+			row := make([]string, 2+longest)
+			row[0], row[1] = d.Drafter, a.name()
+			for i := range longest {
+				row[2+i] = "·"
+			}
+			for _, b := range a.Distribution {
+				row[1+b.AcceptLen] = strings.TrimPrefix(fmt.Sprintf("%.2f", b.Share), "0")
+			}
+			t.rows = append(t.rows, row)
+		}
+	}
+	return t
+}
+
+// name says how the rounds were run, in as few words as a label has room for.
+func (a Acceptance) name() string { return settingName(a.Method, a.Budget) }
+
+func settingName(method string, budget int64) string {
+	if method == "chain" {
+		return method
+	}
+	return fmt.Sprintf("%s %d", method, budget)
+}
+
+var pairHead = []string{"A", "B", "where", "A", "B", "A − B", "95 % interval", "wins", "ties", "losses", ""}
+
+func pairRow(p Pair, d Difference, where string) []string {
+	mark := "undecided"
+	switch d.Ahead() {
+	case 1:
+		mark = p.A
+	case -1:
+		mark = p.B
+	}
+	span := none
+	if d.Difference.Low != nil {
+		span = signed(d.Difference.Low, 3) + " to " + signed(d.Difference.High, 3)
+	}
+	return []string{p.A, p.B, where, fixed(d.A, 3), fixed(d.B, 3), signed(d.Difference.Value, 3), span,
+		fmt.Sprint(d.Wins), fmt.Sprint(d.Ties), fmt.Sprint(d.Losses), mark}
+}
+
+func (run Run) pairTable() table {
+	t := table{
+		title: "Drafter against drafter, tokens a round",
+		note:  "accept_len_macro over shared sequences, paired bootstrap; wins count sequences; the last column names who leads beyond the interval",
+		head:  pairHead, left: 3,
+	}
+	for _, p := range run.Pairs {
+		for _, d := range p.Acceptance {
+			t.rows = append(t.rows, pairRow(p, d, settingName(d.Method, d.Budget)))
+		}
+	}
+	return t
+}
+
+func (run Run) slotPairTable() table {
+	t := table{
+		title: "Drafter against drafter, accuracy by slot",
+		note:  "slot_accuracy over shared sequences, paired bootstrap",
+		head:  pairHead, left: 3,
+	}
+	for _, p := range run.Pairs {
+		for _, d := range p.Slots {
+			t.rows = append(t.rows, pairRow(p, d, fmt.Sprintf("slot %d", d.Slot)))
+		}
+	}
+	return t
+}
+
+func (run Run) lossMeanTable() table {
+	t := table{
+		title: "Mean losses",
+		note:  "nats a scored slot, unweighted; n/a where a loss was not recorded",
+		head:  []string{"drafter", "loss", "mean", "95 % interval", "slots"}, left: 2,
+	}
+	for _, d := range run.Drafters {
+		for _, l := range d.LossMeans {
+			t.rows = append(t.rows, []string{d.Drafter, l.Objective, fixed(l.Mean.Value, 4), interval(l.Mean, 4, false), count(l.Count)})
+		}
+	}
+	return t
+}
+
+func (run Run) lossTable() table {
+	t := table{
+		title: "Training losses",
+		note:  "what published recipes minimise, over all anchors; weight divides by the sum of weights, count by the number of slots, batch by sequences",
+		head:  []string{"drafter", "objective", "weighting", "normaliser", "loss", "slots"}, left: 4,
+	}
+	for _, d := range run.Drafters {
+		for _, l := range d.Losses {
+			weighting := l.Weighting
+			if l.Gamma != nil {
+				weighting += fmt.Sprintf(" γ=%g", *l.Gamma)
+			}
+			t.rows = append(t.rows, []string{d.Drafter, l.Objective, weighting, l.Normaliser, fixed(l.Loss, 4), count(l.Slots)})
+		}
+	}
+	return t
+}
+
+func (run Run) faultTable() table {
+	t := table{title: "Set aside", note: "sequences that a check refused; no number counts them", head: []string{"check", "faults", "sequences"}, left: 1}
+	for _, f := range run.Faults {
+		t.rows = append(t.rows, []string{f.Check, count(f.Faults), count(f.Sequences)})
+	}
+	return t
+}
+
+// facts are the lines that stand above a run's tables.
+func (run Run) facts() []string {
+	states := "no states"
+	if len(run.States) > 0 {
+		states = "states " + strings.Trim(fmt.Sprint(run.States), "[]")
+	}
+	lines := []string{fmt.Sprintf("%s sequences, %s tokens, %s of them generated; %s", count(run.Sequences), count(run.Tokens), count(run.Generated), states)}
+	if a := run.Agreement; a.Value == nil {
+		lines = append(lines, "agreement of the text with the target's argmax: n/a")
+	} else {
+		lines = append(lines, fmt.Sprintf("agreement of the text with the target's argmax: %.4f (%s of %s positions)", *a.Value, count(a.Hits), count(a.Of)))
+	}
+	if n := len(run.Looped); n > 0 {
+		lines = append(lines, fmt.Sprintf("%d %s fell into a loop, which flatters every drafter: %s", n, pick(n > 1, "texts", "text"), strings.Join(run.Looped[:min(n, 8)], " ")+pick(n > 8, " …", "")))
+	}
+	return lines
+}
+
+// method says how intervals were made.
+func (r *Report) method() string {
+	return fmt.Sprintf("Intervals are 95 %% percentile intervals of a bootstrap over sequences (%s resamples, seed %d), each comparison taken by itself. n/a: nothing was counted, or fewer than two sequences.", count(int64(r.Resamples)), r.Seed)
+}

@@ -1,0 +1,109 @@
+package report
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/term"
+)
+
+// WriteText writes the report for people at a terminal. Headings are bold
+// when w is one.
+func WriteText(w io.Writer, r *Report) error {
+	f, ok := w.(*os.File)
+	return writeText(w, r, ok && term.IsTerminal(int(f.Fd())))
+}
+
+func writeText(w io.Writer, r *Report, bold bool) error {
+	b := bufio.NewWriter(w)
+	heading := func(s string) {
+		if bold {
+			s = "\x1b[1m" + s + "\x1b[0m"
+		}
+		fmt.Fprintln(b, s)
+	}
+	heading("Dataset " + r.Dataset)
+	for _, f := range r.LeftOut {
+		fmt.Fprintf(b, "left out: %s\n", f)
+	}
+	if len(r.Runs) == 0 {
+		fmt.Fprintln(b, "It holds no run.")
+	}
+	for _, run := range r.Runs {
+		fmt.Fprintln(b)
+		heading("Run " + run.Run)
+		for _, line := range run.facts() {
+			fmt.Fprintln(b, line)
+		}
+		fmt.Fprintln(b)
+		for _, line := range wrap(run.Verdict, 100) {
+			heading(line)
+		}
+		for _, t := range run.tables() {
+			fmt.Fprintln(b)
+			heading(t.title)
+			for _, line := range wrap(t.note, 100) {
+				fmt.Fprintln(b, "  "+line)
+			}
+			t.write(b)
+		}
+	}
+	fmt.Fprintln(b)
+	for _, line := range wrap(r.method(), 100) {
+		fmt.Fprintln(b, line)
+	}
+	return b.Flush()
+}
+
+// write aligns the columns by the runes of their cells.
+func (t table) write(w io.Writer) {
+	width := make([]int, len(t.head))
+	for _, row := range append([][]string{t.head}, t.rows...) {
+		for i, cell := range row {
+			width[i] = max(width[i], utf8.RuneCountInString(cell))
+		}
+	}
+	for _, row := range append([][]string{t.head}, t.rows...) {
+		var b strings.Builder
+		for i, cell := range row {
+			pad := strings.Repeat(" ", width[i]-utf8.RuneCountInString(cell))
+			if i < t.left || i == len(row)-1 && t.head[i] == "" {
+				cell += pad
+			} else {
+				cell = pad + cell
+			}
+			b.WriteString("  " + cell)
+		}
+		fmt.Fprintln(w, strings.TrimRight(b.String(), " "))
+	}
+}
+
+// wrap breaks a sentence into lines of at most width runes.
+func wrap(s string, width int) []string {
+	var lines []string
+	line := ""
+	for _, word := range strings.Fields(s) {
+		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
+			lines = append(lines, line)
+			line = ""
+		}
+		if line != "" {
+			line += " "
+		}
+		line += word
+	}
+	return append(lines, line)
+}
+
+// WriteJSON writes the report as one JSON object.
+func WriteJSON(w io.Writer, r *Report) error {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
+}
