@@ -133,7 +133,12 @@ func NewSource(cfg SourceConfig) (*Source, error) {
 	if n := cfg.Model.cfg.Layers; !slices.Contains(s.states, n) {
 		s.states = append(s.states, n)
 	}
+	seen := map[string]bool{}
 	for i, in := range cfg.Inputs {
+		if seen[in.ID] {
+			return nil, fmt.Errorf("%w: the id %q is given twice", ErrInput, in.ID)
+		}
+		seen[in.ID] = true
 		if cfg.Skip != nil && cfg.Skip(in.ID) {
 			continue
 		}

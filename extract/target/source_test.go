@@ -3,9 +3,9 @@ package target_test
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -27,6 +27,8 @@ type captured struct {
 	fault  schemas.Fault
 	sizes  []int // rows of each capture record
 }
+
+var everyPrompt = flag.Bool("every", false, "generate all 104 replies of the reference, not 24")
 
 func noon() time.Time { return time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC) }
 
@@ -127,10 +129,10 @@ func prompts(tb testing.TB, n int) []target.Input {
 }
 
 // TestGreedyRepliesEqualTheReference generates the 24 prompts of the demo;
-// with DRAFTSCOPE_ALL=1, all 104.
+// with -every, all 104 of the reference.
 func TestGreedyRepliesEqualTheReference(t *testing.T) {
 	n := 24
-	if os.Getenv("DRAFTSCOPE_ALL") == "1" {
+	if *everyPrompt {
 		n = 104
 	}
 	m, tok := open(t, demotest.FS(t), "target"), demoTokenizer(t)
@@ -244,6 +246,24 @@ func equal(t *testing.T, how string, want, got map[string]captured) {
 			if !bytes.Equal(w.states[c], g.states[c]) {
 				t.Errorf("%s: state %d of %s differs", how, c, id)
 			}
+		}
+	}
+}
+
+func TestALongPromptIsPrefilledInPieces(t *testing.T) {
+	m := open(t, demotest.FS(t), "target")
+	ids := make([]int32, 600)
+	for i := range ids {
+		ids[i] = int32(i * 7 % 4096)
+	}
+	got := capture(t, target.SourceConfig{Model: m, States: []int{8}, Inputs: []target.Input{{ID: "a", IDs: ids, PromptLen: 600}}})["a"]
+	want := forward(t, m, ids, len(ids))[8]
+	if at := bitsEqual(schemas.F32.AppendFloats(nil, got.states[0]), want); at >= 0 {
+		t.Errorf("state 8 differs at row %d", at/256)
+	}
+	for _, tk := range got.tokens {
+		if tk.LossMask || tk.Role != "unknown" {
+			t.Fatalf("token is %+v", tk)
 		}
 	}
 }
