@@ -30,6 +30,9 @@ func kernelName() string {
 // that it stays in the first cache.
 const blockBytes = 24 << 10
 
+// blockCols is how many rows of w that are at most.
+const blockCols = 192
+
 // multiply is plain.multiply on tiles of 4 x 3 dot products. A dot product
 // is eight strands of K, joined by one tree at the end; rows that are missing
 // at the edge are filled in by doubling another, so an element never depends
@@ -39,14 +42,13 @@ func (v vectors) multiply(c, a, w matrix, add bool) {
 		v.plain.multiply(c, a, w, add)
 		return
 	}
-	block := max(12, blockBytes/4/a.cols/3*3)
-	// Three results are stored as four values, so a row of out is one longer.
-	stride := (min(block, c.cols)+2)/3*3 + 1
-	var small [4 * 64]float32
-	out := small[:]
-	if 4*stride > len(out) {
-		out = make([]float32, 4*stride)
+	block := min(max(12, blockBytes/4/a.cols/12*12), blockCols)
+	if c.rows <= 4 {
+		block = blockCols // w is read once, whatever the order
 	}
+	// Three results are stored as four values, so a row of out is one longer.
+	const stride = blockCols + 1
+	var out [4 * stride]float32
 	for left := 0; left < c.cols; left += block {
 		n := min(block, c.cols-left)
 		for i := 0; i < c.rows; i += 4 {
@@ -56,7 +58,16 @@ func (v vectors) multiply(c, a, w matrix, add bool) {
 				from[r] = &a.data[(i+min(r, rows-1))*a.stride]
 			}
 			at := func(j int) *float32 { return &w.data[(left+j)*w.stride] }
-			if whole := n / 3; whole > 0 {
+			if rows == 1 {
+				// A single row, as in decoding, has a kernel that wastes nothing.
+				tiles := n / 12
+				if tiles > 0 {
+					dots1(&out[0], from[0], at(0), w.stride*4, tiles, a.cols/8*32, a.cols%8)
+				}
+				if more := n/3 - tiles*4; more > 0 {
+					dots(&out[tiles*12], stride*4, &from, at(tiles*12), w.stride*4, more, a.cols/8*32, a.cols%8)
+				}
+			} else if whole := n / 3; whole > 0 {
 				dots(&out[0], stride*4, &from, at(0), w.stride*4, whole, a.cols/8*32, a.cols%8)
 			}
 			for j := n / 3 * 3; j < n; j++ {
@@ -164,6 +175,11 @@ func (v vectors) mixture(p, q []float32, scale float32) float64 {
 //
 //go:noescape
 func dots(out *float32, stride int, a *[4]*float32, w *float32, ldw, tiles, body, rest int)
+
+// dots1 computes tiles of one row of a by 12 rows of w in the same order.
+//
+//go:noescape
+func dots1(out, a, w *float32, ldw, tiles, body, rest int)
 
 // mix adds Σ w[j]·v[j] to o, for n > 0 rows of v that are ldv bytes apart.
 //
