@@ -92,8 +92,9 @@ func support(dens ...[]float64) int {
 // bootstrap answers all questions about n sequences in one pass over the
 // resamples: every resample draws n sequences with replacement, the same for
 // all questions, so that differences are paired. Intervals are percentiles. A
-// question that fewer than two sequences support, or that most resamples
-// cannot answer, has no interval: one of no width would pretend certainty.
+// question that fewer than two sequences support, that most resamples cannot
+// answer, or whose answer never varies (0 of 500 hits, say) has no interval:
+// one of no width would pretend certainty.
 func bootstrap(ctx context.Context, n int, opt Options, questions []question) error {
 	c := make([]float64, n)
 	for i := range c {
@@ -124,6 +125,9 @@ func bootstrap(ctx context.Context, n int, opt Options, questions []question) er
 	for i, q := range questions {
 		if v := drawn[i]; len(v) > 0 && 2*len(v) >= opt.Resamples {
 			slices.Sort(v)
+			if v[0] == v[len(v)-1] {
+				continue
+			}
 			q.answer.Low = number(quantile(v, (1-confidence)/2))
 			q.answer.High = number(quantile(v, (1+confidence)/2))
 		}

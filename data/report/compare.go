@@ -4,6 +4,8 @@ import (
 	"context"
 	"maps"
 	"slices"
+
+	"github.com/draftscope/draftscope/schemas"
 )
 
 // allPairs is how many drafters are compared each with each. Of more, every
@@ -91,11 +93,13 @@ func compare(ctx context.Context, a, b *sums, opt Options) (Pair, error) {
 	}
 	type both struct{ a, b counted }
 	var sides []both
-	for _, key := range slices.SortedFunc(maps.Keys(a.accept), compareSettings) {
-		if other := b.accept[key]; other != nil {
-			sides = append(sides, both{a.accept[key].macro.pick(inA), other.macro.pick(inB)})
-			p.Acceptance = append(p.Acceptance, Difference{Metric: "accept_len_macro", Method: key.method, Budget: key.budget})
+	for _, m := range matching(a, b) {
+		sides = append(sides, both{a.accept[m.a].macro.pick(inA), b.accept[m.b].macro.pick(inB)})
+		d := Difference{Metric: "accept_len_macro", Method: m.a.method, Budget: m.a.budget}
+		if m.a != m.b {
+			d.Budget = 0
 		}
+		p.Acceptance = append(p.Acceptance, d)
 	}
 	for k := range min(len(a.slots), len(b.slots)) {
 		sides = append(sides, both{a.slots[k].acc.pick(inA), b.slots[k].acc.pick(inB)})
@@ -131,6 +135,32 @@ func compare(ctx context.Context, a, b *sums, opt Options) (Pair, error) {
 		d.A, d.B = values[i][0].Value, values[i][1].Value
 	}
 	return p, nil
+}
+
+type match struct{ a, b setting }
+
+// matching gives the settings that a and b share. The chains of two block
+// sizes differ in budget, and are compared all the same when each drafter has
+// but one.
+func matching(a, b *sums) []match {
+	var out []match
+	chains := func(s *sums) (keys []setting) {
+		for key := range s.accept {
+			if key.method == schemas.MethodChain {
+				keys = append(keys, key)
+			}
+		}
+		return keys
+	}
+	if x, y := chains(a), chains(b); len(x) == 1 && len(y) == 1 && x[0] != y[0] {
+		out = append(out, match{x[0], y[0]})
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(a.accept), compareSettings) {
+		if b.accept[key] != nil {
+			out = append(out, match{key, key})
+		}
+	}
+	return out
 }
 
 // difference is the i-th of both lists, acceptance first.

@@ -176,7 +176,7 @@ type Pair struct {
 type Difference struct {
 	Metric     string   `json:"metric"` // accept_len_macro or slot_accuracy
 	Method     string   `json:"method,omitempty"`
-	Budget     int64    `json:"budget,omitempty"`
+	Budget     int64    `json:"budget,omitempty"` // absent for chains of two block sizes
 	Slot       int      `json:"slot,omitempty"`
 	A          *float64 `json:"a"`
 	B          *float64 `json:"b"`

@@ -34,7 +34,11 @@ func TestX(t *testing.T) {
 		querytest.Drafter{Name: "early", Skill: 0.7, Decay: 0.9},
 		querytest.Drafter{Name: "shortcut", Skill: 0.88, Decay: 0.95})
 	r := build(t, dir, Options{})
-	WriteText(os.Stdout, r)
+	f, _ := os.Create("/tmp/r.html")
+	if err := WriteHTML(f, r); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
 	var b strings.Builder
 	WriteJSON(&b, r)
 	os.WriteFile("/tmp/r.json", []byte(b.String()), 0o644)

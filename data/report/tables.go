@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -23,7 +24,7 @@ func withInterval(e Estimate, digits int) string {
 
 // tables gives a run's tables in reading order; those without rows are left out.
 func (run Run) tables() []table {
-	all := []table{run.acceptanceTable(), run.summaryTable(), run.slotTable(), run.prefixTable(), run.pairTable(), run.slotPairTable(),
+	all := []table{run.acceptanceTable(), run.summaryTable(), run.slotTable(), run.prefixTable(), run.pairTable(), run.slotLeadTable(),
 		run.distributionTable(), run.lossMeanTable(), run.lossTable(), run.faultTable()}
 	var out []table
 	for _, t := range all {
@@ -191,6 +192,34 @@ func (run Run) slotPairTable() table {
 	return t
 }
 
+// slotLeadTable is slotPairTable in one row a pair.
+func (run Run) slotLeadTable() table {
+	t := table{
+		title: "Drafter against drafter, accuracy by slot",
+		note:  "slot_accuracy over shared sequences, paired bootstrap: A − B at slot 1, and the slots at which each side leads beyond the interval",
+		head:  []string{"A", "B", "slot 1", "95 % interval", "A leads at", "B leads at"}, left: 2,
+	}
+	for _, p := range run.Pairs {
+		if len(p.Slots) == 0 {
+			continue
+		}
+		var a, b []int
+		for _, d := range p.Slots {
+			switch d.Ahead() {
+			case 1:
+				a = append(a, d.Slot)
+			case -1:
+				b = append(b, d.Slot)
+			}
+		}
+		first := pairRow(p, p.Slots[0], "")
+		t.rows = append(t.rows, []string{p.A, p.B, first[5], first[6], orDash(ranges(a)), orDash(ranges(b))})
+	}
+	return t
+}
+
+func orDash(s string) string { return pick(s == "", "–", s) }
+
 func (run Run) lossMeanTable() table {
 	t := table{
 		title: "Mean losses",
@@ -252,4 +281,31 @@ func (run Run) facts() []string {
 // method says how intervals were made.
 func (r *Report) method() string {
 	return fmt.Sprintf("Intervals are 95 %% percentile intervals of a bootstrap over sequences (%s resamples, seed %d), each comparison taken by itself. n/a: nothing was counted, or fewer than two sequences.", count(int64(r.Resamples)), r.Seed)
+}
+
+// sweepTable is acceptanceTable with one column a drafter.
+func (run Run) sweepTable() table {
+	t := table{note: "accept_len_macro, bonus token counted; truncated rounds left out", head: []string{"rounds by"}, left: 1}
+	var settings []setting
+	for _, d := range run.Drafters {
+		t.head = append(t.head, d.Drafter)
+		for _, a := range d.Acceptance {
+			settings = append(settings, setting{a.Method, a.Budget})
+		}
+	}
+	slices.SortFunc(settings, compareSettings)
+	for _, s := range slices.Compact(settings) {
+		row := []string{settingName(s.method, s.budget)}
+		for _, d := range run.Drafters {
+			cell := ""
+			for _, a := range d.Acceptance {
+				if (setting{a.Method, a.Budget}) == s {
+					cell = withInterval(a.AcceptLenMacro, 2)
+				}
+			}
+			row = append(row, cell)
+		}
+		t.rows = append(t.rows, row)
+	}
+	return t
 }

@@ -27,13 +27,15 @@ func verdict(run Run) string {
 		return fmt.Sprintf("Nothing was counted on both sides for %s and %s: they cannot be compared.", p.A, p.B)
 	}
 	var b strings.Builder
-	numbers := fmt.Sprintf("%s %s against %s (%s, %s)", head.format(head.A), head.unit(), head.format(head.B),
-		signed(head.Difference.Value, head.precision()), interval(head.Difference, head.precision(), true))
+	numbers := fmt.Sprintf("%s %s against %s (%s, %s)", fixed(head.A, 3), head.unit(), fixed(head.B, 3),
+		signed(head.Difference.Value, 3), interval(head.Difference, 3, true))
 	switch {
 	case head.Ahead() > 0:
 		fmt.Fprintf(&b, "%s is better than %s: %s", p.A, p.B, numbers)
+	case head.Wins+head.Losses == 0:
+		fmt.Fprintf(&b, "%s and %s are equal on every shared sequence: %s %s each", p.A, p.B, fixed(head.A, 3), head.unit())
 	case head.Difference.Low == nil:
-		fmt.Fprintf(&b, "%s is above %s, but too few sequences are shared for an interval: %s", p.A, p.B, numbers)
+		fmt.Fprintf(&b, "%s stands above %s, but the shared sequences give no interval: %s", p.A, p.B, numbers)
 	default:
 		fmt.Fprintf(&b, "No lead is shown between %s and %s: %s, which includes 0", p.A, p.B, numbers)
 	}
@@ -122,10 +124,6 @@ func (d Difference) unit() string {
 	}
 	return fmt.Sprintf("tokens a round by trees of %d nodes", d.Budget)
 }
-
-func (d Difference) precision() int { return 3 }
-
-func (d Difference) format(v *float64) string { return fixed(v, d.precision()) }
 
 func pick(cond bool, yes, no string) string {
 	if cond {

@@ -1,0 +1,153 @@
+package report
+
+import (
+	"bufio"
+	_ "embed"
+	"fmt"
+	"html/template"
+	"io"
+)
+
+// pageSource is the page: its style, and templates over [page].
+//
+//go:embed page.html
+var pageSource string
+
+// page is what the template sees.
+type page struct {
+	Dataset string
+	LeftOut []string
+	Method  string
+	Runs    []pageRun
+}
+
+type pageRun struct {
+	Name, Verdict string
+	Facts         []string
+	Legend        []facet
+	Cards         []card
+	Sections      []section
+}
+
+// card is a drafter's headline.
+type card struct {
+	facet
+	Big, Unit, Span string
+	Small           []string
+}
+
+// section is a plot beside its table, or a table alone.
+type section struct {
+	Title, Note string
+	Legend      []facet
+	Chart       *chart
+	Facets      []facet
+	Table       *pageTable
+	More        *pageTable // folded away
+}
+
+type pageTable struct {
+	Title string
+	Head  []pageCell
+	Rows  [][]pageCell
+}
+
+type pageCell struct {
+	S     string
+	Class string
+}
+
+func (t table) page() *pageTable {
+	if len(t.rows) == 0 {
+		return nil
+	}
+	cells := func(row []string) []pageCell {
+		out := make([]pageCell, len(row))
+		for i, s := range row {
+			out[i] = pageCell{S: s, Class: pick(i < t.left || i == len(row)-1 && t.head[i] == "", "word", "number")}
+		}
+		return out
+	}
+	p := &pageTable{Title: t.title, Head: cells(t.head)}
+	for _, row := range t.rows {
+		p.Rows = append(p.Rows, cells(row))
+	}
+	return p
+}
+
+// WriteHTML writes the report as one page that needs nothing else: no script,
+// no font, no picture from anywhere.
+func WriteHTML(w io.Writer, r *Report) error {
+	tmpl, err := template.New("page").Parse(pageSource)
+	if err != nil {
+		return fmt.Errorf("parsing the page: %w", err)
+	}
+	p := page{Dataset: r.Dataset, Method: r.method()}
+	for _, f := range r.LeftOut {
+		p.LeftOut = append(p.LeftOut, f.String())
+	}
+	for _, run := range r.Runs {
+		p.Runs = append(p.Runs, run.page())
+	}
+	b := bufio.NewWriter(w)
+	if err := tmpl.Execute(b, p); err != nil {
+		return fmt.Errorf("writing the page: %w", err)
+	}
+	return b.Flush()
+}
+
+func (run Run) page() pageRun {
+	out := pageRun{Name: run.Run, Verdict: run.Verdict, Facts: run.facts()}
+	for i, d := range run.Drafters {
+		out.Legend = append(out.Legend, facet{Name: d.Drafter, Class: seriesClass(i), Mark: mark(i, 0, 0)})
+	}
+	for _, i := range ranking(run.Drafters) {
+		out.Cards = append(out.Cards, run.Drafters[i].card(out.Legend[i]))
+	}
+	add := func(s section, t, more table) {
+		s.Table, s.More = t.page(), more.page()
+		if s.Title == "" {
+			s.Title = t.title
+		}
+		if s.Note == "" {
+			s.Note = t.note
+		}
+		if s.Table != nil || s.Chart != nil || len(s.Facets) > 0 {
+			out.Sections = append(out.Sections, s)
+		}
+	}
+	none := table{}
+	add(section{Chart: run.slotChart("slot_accuracy", func(s Slot) Estimate { return s.Accuracy }), Legend: out.Legend}, run.slotTable(), none)
+	add(section{Title: "Tokens a round by budget", Chart: run.budgetChart(), Legend: out.Legend}, run.sweepTable(), run.acceptanceTable())
+	add(section{Facets: run.distributionFacets()}, none, run.distributionTable())
+	if n := len(out.Sections); n > 0 && len(out.Sections[n-1].Facets) > 0 && out.Sections[n-1].Title == "" {
+		d := run.distributionTable()
+		out.Sections[n-1].Title, out.Sections[n-1].Note = d.title, d.note
+	}
+	add(section{Title: "Drafter against drafter", Chart: run.forest()}, run.pairTable(), none)
+	add(section{Facets: run.slotDifferences()}, run.slotLeadTable(), run.slotPairTable())
+	add(section{Chart: run.slotChart("prefix_rate", func(s Slot) Estimate { return s.PrefixRate }), Legend: out.Legend}, run.prefixTable(), none)
+	for _, t := range []table{run.summaryTable(), run.lossMeanTable(), run.lossTable(), run.faultTable()} {
+		add(section{}, t, none)
+	}
+	return out
+}
+
+// card shows tokens a round where there are rounds, else accuracy at slot 1.
+func (d Drafter) card(key facet) card {
+	c := card{facet: key, Big: none, Unit: "tokens a round"}
+	for _, a := range d.Acceptance {
+		if a.AcceptLenMacro.Value != nil {
+			c.Big, c.Unit, c.Span = fixed(a.AcceptLenMacro.Value, 2), "tokens a round, "+a.name(), interval(a.AcceptLenMacro, 2, false)
+			break
+		}
+	}
+	if len(d.Slots) > 0 {
+		c.Small = append(c.Small, "slot 1 hit rate "+fixed(d.Slots[0].Accuracy.Value, 3))
+	}
+	if n := len(d.Acceptance); n > 1 {
+		a := d.Acceptance[n-1]
+		c.Small = append(c.Small, fmt.Sprintf("%s: %s", a.name(), fixed(a.AcceptLenMacro.Value, 2)))
+	}
+	return c
+}
