@@ -2,6 +2,7 @@ package target_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -354,4 +355,39 @@ func TestAConversationIsMaskedByItsReplies(t *testing.T) {
 	if int(c.row.PromptLen) != len(chat.IDs) {
 		t.Errorf("prompt length %d, want %d", c.row.PromptLen, len(chat.IDs))
 	}
+}
+
+func TestACancelledSourceStopsAndCloses(t *testing.T) {
+	m, tok := open(t, demotest.FS(t), "target"), demoTokenizer(t)
+	src, err := target.NewSource(target.SourceConfig{Model: m, Tokenizer: tok, Inputs: prompts(t, 3), Run: "r"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, _, _, err := src.Next(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("error is %v", err)
+	}
+	if src.Remaining() != 3 {
+		t.Errorf("%d sequences remain, want 3", src.Remaining())
+	}
+	if err := src.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, _, _, err := src.Next(t.Context()); !errors.Is(err, io.EOF) {
+		t.Errorf("after Close the error is %v", err)
+	}
+}
+
+// BenchmarkCapture generates and records the first eight prompts.
+func BenchmarkCapture(b *testing.B) {
+	m, tok := open(b, demotest.FS(b), "target"), demoTokenizer(b)
+	in := prompts(b, 8)
+	tokens := 0
+	for b.Loop() {
+		for _, c := range capture(b, target.SourceConfig{Model: m, Tokenizer: tok, Inputs: in, States: []int{2, 4, 5, 6, 8}}) {
+			tokens += len(c.tokens)
+		}
+	}
+	b.ReportMetric(float64(tokens)/b.Elapsed().Seconds(), "tokens/s")
 }
