@@ -33,7 +33,11 @@ func (d *Device) Conv(dst, x, w, history cuda.Tensor) error {
 		}
 		return in.row(t)
 	}
-	d.rows(in.rows, in.cols*(k+16), func(lo, hi int) {
+	ones := make([]float32, in.cols)
+	for c := range ones {
+		ones[c] = 1
+	}
+	d.rows(in.rows, in.cols*(k+8), func(lo, hi int) {
 		sum := make([]float32, in.cols)
 		for t := lo; t < hi; t++ {
 			clear(sum)
@@ -43,10 +47,7 @@ func (d *Device) Conv(dst, x, w, history cuda.Tensor) error {
 					sum[c] += float32(tap[c] * e[c])
 				}
 			}
-			y := out.row(t)
-			for c, v := range sum {
-				y[c] = v * sigmoid(v)
-			}
+			kernels.gate(out.row(t), sum, ones, true)
 		}
 	})
 	// Row i of the new history is row T+i of the old followed by x. Ascending

@@ -91,7 +91,7 @@ func (d *Device) DeltaRule(dst cuda.Tensor, args cuda.DeltaArgs) error {
 // unit sets dst = x / sqrt(Σx² + 1e-6) · scale.
 func unit(dst, x []float32, scale float64) {
 	x = x[:len(dst)]
-	inv := float32(scale / math.Sqrt(sumSquares(x)+1e-6))
+	inv := float32(scale / math.Sqrt(kernels.squares(x)+1e-6))
 	for i, v := range x {
 		dst[i] = v * inv
 	}

@@ -15,20 +15,10 @@ func (d *Device) GateMul(dst, gate, x cuda.Tensor, act cuda.Activation) error {
 	if act != cuda.SiLU && act != cuda.Sigmoid {
 		return shapeError(op, "unknown activation %d", act)
 	}
-	d.rows(out.rows, out.cols*16, func(lo, hi int) {
+	d.rows(out.rows, out.cols*8, func(lo, hi int) {
 		for i := lo; i < hi; i++ {
-			y, b := out.row(i), in.row(i)
-			for j, v := range g.row(i) {
-				s := sigmoid(v)
-				if act == cuda.SiLU {
-					s *= v
-				}
-				y[j] = s * b[j]
-			}
+			kernels.gate(out.row(i), g.row(i), in.row(i), act == cuda.SiLU)
 		}
 	})
 	return nil
 }
-
-// sigmoid is 1/(1+e^-x).
-func sigmoid(x float32) float32 { return 1 / (1 + exp(-x)) }

@@ -161,3 +161,37 @@ func (plain) mixture(p, q []float32, scale float32) float64 {
 	}
 	return sum
 }
+
+// gate sets dst = sigmoid(g)·x, or g·sigmoid(g)·x where times is set.
+func (plain) gate(dst, g, x []float32, times bool) {
+	for i, v := range g {
+		s := 1 / (1 + exp(-v))
+		if times {
+			s *= v
+		}
+		dst[i] = s * x[i]
+	}
+}
+
+// squares is Σ x² in float64, in four strands of fixed order.
+func (plain) squares(x []float32) float64 {
+	var s0, s1, s2, s3 float64
+	for ; len(x) >= 4; x = x[4:] {
+		a, b, c, d := float64(x[0]), float64(x[1]), float64(x[2]), float64(x[3])
+		s0 += a * a
+		s1 += b * b
+		s2 += c * c
+		s3 += d * d
+	}
+	for _, v := range x {
+		s0 += float64(v) * float64(v)
+	}
+	return (s0 + s1) + (s2 + s3)
+}
+
+// scaled sets dst = x·s·w. dst may be x.
+func (plain) scaled(dst, x, w []float32, s float32) {
+	for i, v := range x {
+		dst[i] = v * s * w[i]
+	}
+}

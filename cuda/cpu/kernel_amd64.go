@@ -168,6 +168,35 @@ func (v vectors) mixture(p, q []float32, scale float32) float64 {
 	return mixture(&p[0], &q[0], len(q), scale)
 }
 
+func (v vectors) gate(dst, g, x []float32, times bool) {
+	if !v.avx2 || len(g) == 0 {
+		v.plain.gate(dst, g, x, times)
+		return
+	}
+	flag := 0
+	if times {
+		flag = 1
+	}
+	dst, x = dst[:len(g)], x[:len(g)]
+	gate(&dst[0], &g[0], &x[0], len(g), flag)
+}
+
+func (v vectors) squares(x []float32) float64 {
+	if !v.avx2 {
+		return v.plain.squares(x)
+	}
+	return squares(unsafe.SliceData(x), len(x))
+}
+
+func (v vectors) scaled(dst, x, w []float32, s float32) {
+	if !v.avx2 || len(x) == 0 {
+		v.plain.scaled(dst, x, w, s)
+		return
+	}
+	dst, w = dst[:len(x)], w[:len(x)]
+	scaled(&dst[0], &x[0], &w[0], len(x), s)
+}
+
 // dots computes tiles of 4 rows of a by 3 rows of w; row r of the results
 // starts stride bytes after row r-1, and every three are written as four.
 // Rows of w are ldw bytes apart. body is the bytes of a row in whole vectors,
@@ -213,3 +242,14 @@ func largest(x *float32, n int) float32
 //
 //go:noescape
 func count(x *float32, n int, limit float32) int
+
+// gate, squares and scaled are as their plain forms; times is 0 or 1.
+//
+//go:noescape
+func gate(dst, by, x *float32, n, times int)
+
+//go:noescape
+func squares(x *float32, n int) float64
+
+//go:noescape
+func scaled(dst, x, w *float32, n int, s float32)
