@@ -220,6 +220,9 @@ func openReplayPart(root string, run Run, marker string) (_ *replayPart, err err
 			p.Close()
 		}
 	}()
+	if err := p.states.verifyBody(); err != nil {
+		return nil, err
+	}
 	if want := p.total * int64(len(run.States)); p.states.NumRows() != want {
 		return nil, fmt.Errorf("reading %s: %w: %d rows, want %d tokens of %d states", paths[0], ErrDamaged, p.states.NumRows(), p.total, len(run.States))
 	}

@@ -57,7 +57,7 @@ type Token struct {
 // State is one row of the table states: state c of one token.
 type State struct {
 	SeqID string  `parquet:"seq_id,dict,zstd"`
-	Pos   int32   `parquet:"pos,zstd"`
+	Pos   int32   `parquet:"pos,delta,zstd"`
 	State int32   `parquet:"state,zstd"` // c: after c layers, before the final norm
 	Norm  float32 `parquet:"norm,zstd"`  // L2
 	// Vec is byte-stream split: its file's default codec is made for that.
