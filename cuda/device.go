@@ -5,7 +5,10 @@
 //
 // All matrices are row-major. Every operation is deterministic, and the
 // result for one row never depends on which other rows share the call: the
-// same states cut into other batches give bit-equal numbers.
+// same states cut into other batches give bit-equal numbers. The one exception
+// is [Device.DeltaRule] in chunks, whose sums follow the borders of the
+// chunks, counted from the first row of a call: there, calls must end where
+// chunks end.
 //
 // [cpu]: https://pkg.go.dev/github.com/draftscope/draftscope/cuda/cpu
 // [gpu]: https://pkg.go.dev/github.com/draftscope/draftscope/cuda/gpu

@@ -249,3 +249,35 @@ func TestNegativeThreadsAreRefused(t *testing.T) {
 		t.Error("New accepted -1 threads")
 	}
 }
+
+func TestGatesAndNormsMatchTheirFormulas(t *testing.T) {
+	for n := range 40 {
+		g, x := normal(10, n), normal(11, n)
+		for i := range g {
+			g[i] *= 30
+		}
+		sum := 0.0
+		for _, v := range x {
+			sum += float64(v) * float64(v)
+		}
+		near(t, "squares", kernels.squares(x), sum, 1e-13*(1+sum))
+		for _, times := range []bool{false, true} {
+			dst := make([]float32, n)
+			kernels.gate(dst, g, x, times)
+			for i, v := range g {
+				want := float64(x[i]) / (1 + math.Exp(-float64(v)))
+				if times {
+					want *= float64(v)
+				}
+				near(t, fmt.Sprintf("gate of %v", v), float64(dst[i]), want, 5e-7*math.Abs(want)+1e-36)
+			}
+		}
+		dst := make([]float32, n)
+		kernels.scaled(dst, x, g, .3)
+		for i := range dst {
+			if want := x[i] * .3 * g[i]; dst[i] != want {
+				t.Errorf("scaled[%d] of %d = %v, want %v", i, n, dst[i], want)
+			}
+		}
+	}
+}
