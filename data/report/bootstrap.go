@@ -76,6 +76,7 @@ type question struct {
 	stat    statistic
 	support int
 	answer  *Estimate
+	paired  bool // a difference between two drafters
 }
 
 // support counts the sequences with a positive denominator.
@@ -94,7 +95,8 @@ func support(dens ...[]float64) int {
 // all questions, so that differences are paired. Intervals are percentiles. A
 // question that fewer than two sequences support, that most resamples cannot
 // answer, or whose answer never varies (0 of 500 hits, say) has no interval:
-// one of no width would pretend certainty.
+// one of no width would pretend certainty. A difference that is the same in
+// every sequence keeps its interval, unless it is 0.
 func bootstrap(ctx context.Context, n int, opt Options, questions []question) error {
 	c := make([]float64, n)
 	for i := range c {
@@ -125,7 +127,7 @@ func bootstrap(ctx context.Context, n int, opt Options, questions []question) er
 	for i, q := range questions {
 		if v := drawn[i]; len(v) > 0 && 2*len(v) >= opt.Resamples {
 			slices.Sort(v)
-			if v[0] == v[len(v)-1] {
+			if v[0] == v[len(v)-1] && (!q.paired || v[0] == 0) {
 				continue
 			}
 			q.answer.Low = number(quantile(v, (1-confidence)/2))

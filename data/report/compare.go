@@ -124,8 +124,9 @@ func compare(ctx context.Context, a, b *sums, opt Options) (Pair, error) {
 				d.Ties++
 			}
 		}
-		ask = append(ask, question{minus(s.a.stat(), s.b.stat()), support(s.a.den, s.b.den), &d.Difference},
-			question{s.a.stat(), 0, &values[i][0]}, question{s.b.stat(), 0, &values[i][1]})
+		ask = append(ask,
+			question{stat: minus(s.a.stat(), s.b.stat()), support: support(s.a.den, s.b.den), answer: &d.Difference, paired: true},
+			question{stat: s.a.stat(), answer: &values[i][0]}, question{stat: s.b.stat(), answer: &values[i][1]})
 	}
 	if err := bootstrap(ctx, len(inA), opt, ask); err != nil {
 		return p, err

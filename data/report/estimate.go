@@ -15,7 +15,9 @@ var objectives = []string{"ce", "kl", "rkl", "jsd", "tv", "nla"}
 
 func (c counted) stat() statistic { return ratioOf(c.num, c.den) }
 
-func (c counted) ask(e *Estimate) question { return question{c.stat(), support(c.den), e} }
+func (c counted) ask(e *Estimate) question {
+	return question{stat: c.stat(), support: support(c.den), answer: e}
+}
 
 func total(v []float64) int64 { return int64(math.Round(sum(v))) }
 
@@ -51,7 +53,8 @@ func (s *sums) estimate(ctx context.Context, opt Options) (Drafter, error) {
 	}
 	if len(s.slots) > 0 {
 		first := support(s.slots[0].acc.den)
-		ask = append(ask, question{sumOfProducts(accs), first, &d.EAL}, question{sumOf(prefixes), first, &d.ExpectedAccepted},
+		ask = append(ask, question{stat: sumOfProducts(accs), support: first, answer: &d.EAL},
+			question{stat: sumOf(prefixes), support: first, answer: &d.ExpectedAccepted},
 			s.streak.ask(&d.Top8Streak))
 	}
 	for _, o := range objectives {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"html/template"
 	"io"
+	"strings"
 )
 
 // pageSource is the page: its style, and templates over [page].
@@ -52,9 +53,10 @@ type pageTable struct {
 	Rows  [][]pageCell
 }
 
+// pageCell is a cell; Span is the interval behind its number.
 type pageCell struct {
-	S     string
-	Class string
+	S, Span string
+	Class   string
 }
 
 func (t table) page() *pageTable {
@@ -64,13 +66,28 @@ func (t table) page() *pageTable {
 	cells := func(row []string) []pageCell {
 		out := make([]pageCell, len(row))
 		for i, s := range row {
+			s, span, ok := strings.Cut(s, " [")
 			out[i] = pageCell{S: s, Class: pick(i < t.left || i == len(row)-1 && t.head[i] == "", "word", "number")}
+			if ok {
+				out[i].Span = strings.ReplaceAll(strings.TrimSuffix(span, "]"), ", ", "–")
+			}
 		}
 		return out
 	}
 	p := &pageTable{Title: t.title, Head: cells(t.head)}
+	spans := make([]bool, len(t.head))
 	for _, row := range t.rows {
 		p.Rows = append(p.Rows, cells(row))
+		for i, c := range p.Rows[len(p.Rows)-1] {
+			spans[i] = spans[i] || c.Span != ""
+		}
+	}
+	for _, row := range p.Rows { // a missing interval keeps its place
+		for i := range row {
+			if spans[i] && row[i].Span == "" && row[i].S != "" {
+				row[i].Span = none
+			}
+		}
 	}
 	return p
 }
@@ -124,7 +141,10 @@ func (run Run) page() pageRun {
 		d := run.distributionTable()
 		out.Sections[n-1].Title, out.Sections[n-1].Note = d.title, d.note
 	}
-	add(section{Title: "Drafter against drafter", Chart: run.forest()}, run.pairTable(), none)
+	add(section{
+		Title: "Drafter against drafter", Chart: run.forest(),
+		Note: "accept_len_macro over shared sequences, paired bootstrap; a bar has the colour of the drafter that leads beyond the interval, grey means undecided",
+	}, run.pairCompactTable(), none)
 	add(section{Facets: run.slotDifferences()}, run.slotLeadTable(), run.slotPairTable())
 	add(section{Chart: run.slotChart("prefix_rate", func(s Slot) Estimate { return s.PrefixRate }), Legend: out.Legend}, run.prefixTable(), none)
 	for _, t := range []table{run.summaryTable(), run.lossMeanTable(), run.lossTable(), run.faultTable()} {

@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"strconv"
+	"strings"
 )
 
 // none stands where nothing was counted.
@@ -21,6 +22,9 @@ func signed(v *float64, digits int) string {
 		return none
 	}
 	s := fmt.Sprintf("%+.*f", digits, *v)
+	if strings.Trim(s, "+-0.") == "" {
+		return s[1:]
+	}
 	if s[0] == '-' {
 		return "−" + s[1:]
 	}

@@ -245,24 +245,22 @@ func (run Run) leaderClass(p Pair, d Difference) string {
 }
 
 // slotDifferences draws the paired difference in accuracy by slot for each
-// pair that the best drafter is in.
+// pair that the best drafter is in, each on its own scale.
 func (run Run) slotDifferences() []facet {
 	var out []facet
-	lo, hi := 0.0, 0.0
-	for _, p := range run.Pairs {
-		for _, d := range p.Slots {
-			for _, v := range []*float64{d.Difference.Value, d.Difference.Low, d.Difference.High} {
-				if v != nil && p.A == run.Pairs[0].A {
-					lo, hi = min(lo, *v), max(hi, *v)
-				}
-			}
-		}
-	}
-	ticks := nice(lo, hi, 4)
 	for _, p := range run.Pairs {
 		if p.A != run.Pairs[0].A || len(p.Slots) == 0 {
 			continue
 		}
+		lo, hi := 0.0, 0.0
+		for _, d := range p.Slots {
+			for _, v := range []*float64{d.Difference.Value, d.Difference.Low, d.Difference.High} {
+				if v != nil {
+					lo, hi = min(lo, *v), max(hi, *v)
+				}
+			}
+		}
+		ticks := nice(lo, hi, 4)
 		c := &chart{W: chartWidth, H: 210, Title: fmt.Sprintf("Accuracy of %s minus %s by slot", p.A, p.B)}
 		a := newAxes(c, 54, 42, 0.5, float64(len(p.Slots))+0.5, ticks[0], ticks[len(ticks)-1])
 		a.yTicks(ticks, func(v float64) string { return signed(&v, 2) }, "difference in accuracy")

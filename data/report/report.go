@@ -186,10 +186,16 @@ type Difference struct {
 	Losses     int      `json:"losses"`
 }
 
+// enough is how many sequences a lead must rest on. With fewer, all of them
+// would point the same way by chance alone more often than one time in 20.
+const enough = 6
+
 // Ahead is +1 when A is better beyond the interval, -1 when B is, and 0 when
-// the interval includes 0 or is not known.
+// the interval includes 0, is not known, or rests on fewer than 6 sequences.
 func (d Difference) Ahead() int {
 	switch e := d.Difference; {
+	case d.Wins+d.Ties+d.Losses < enough:
+		return 0
 	case e.Low != nil && *e.Low > 0:
 		return 1
 	case e.High != nil && *e.High < 0:

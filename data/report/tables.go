@@ -178,6 +178,15 @@ func (run Run) pairTable() table {
 	return t
 }
 
+// pairCompactTable is pairTable for a narrow place.
+func (run Run) pairCompactTable() table {
+	t := table{head: []string{"A − B", "where", "A", "B", "difference", "95 % interval", "win/tie/loss"}, left: 2}
+	for _, row := range run.pairTable().rows {
+		t.rows = append(t.rows, []string{row[0] + " − " + row[1], row[2], row[3], row[4], row[5], row[6], strings.Join(row[7:10], "/")})
+	}
+	return t
+}
+
 func (run Run) slotPairTable() table {
 	t := table{
 		title: "Drafter against drafter, accuracy by slot",

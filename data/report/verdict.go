@@ -34,6 +34,8 @@ func verdict(run Run) string {
 		fmt.Fprintf(&b, "%s is better than %s: %s", p.A, p.B, numbers)
 	case head.Wins+head.Losses == 0:
 		fmt.Fprintf(&b, "%s and %s are equal on every shared sequence: %s %s each", p.A, p.B, fixed(head.A, 3), head.unit())
+	case head.Wins+head.Ties+head.Losses < enough:
+		fmt.Fprintf(&b, "%s stands above %s, but %d shared sequences are too few to call it: %s", p.A, p.B, head.Wins+head.Ties+head.Losses, numbers)
 	case head.Difference.Low == nil:
 		fmt.Fprintf(&b, "%s stands above %s, but the shared sequences give no interval: %s", p.A, p.B, numbers)
 	default:
