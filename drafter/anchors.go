@@ -13,13 +13,13 @@ const (
 	Rounds Mode = "rounds"
 )
 
-// Run is a contiguous stretch of tokens Lo..Hi-1 with loss mask 1: what the
+// Turn is a contiguous stretch of tokens Lo..Hi-1 with loss mask 1: what the
 // target generated in one turn.
-type Run struct{ Lo, Hi int }
+type Turn struct{ Lo, Hi int }
 
-// Runs lists the stretches of 1 in mask, in order.
-func Runs(mask []bool) []Run {
-	var runs []Run
+// Turns lists the stretches of 1 in mask, in order.
+func Turns(mask []bool) []Turn {
+	var turns []Turn
 	for t := 0; t < len(mask); t++ {
 		if !mask[t] {
 			continue
@@ -28,9 +28,9 @@ func Runs(mask []bool) []Run {
 		for t < len(mask) && mask[t] {
 			t++
 		}
-		runs = append(runs, Run{lo, t})
+		turns = append(turns, Turn{lo, t})
 	}
-	return runs
+	return turns
 }
 
 // Anchors lists every anchor of a sequence: positions a with mask[a] and

@@ -96,25 +96,39 @@ func TestEveryFlavourOfConfigurationMeansTheSame(t *testing.T) {
 		}), change(flat, func(s *drafter.Spec) {
 			s.Layers, s.Taps, s.Attention = 1, taps(33), []drafter.Visibility{{}}
 		})},
-		{"flat, the last layer is stored normed", edit(t, qwen36, map[string]any{"dflash_config.target_layer_ids": []int{1, 63}}),
-			change(flat, func(s *drafter.Spec) { s.Taps = []drafter.Tap{{State: 2}, {State: 64, Normed: true}} })},
-		{"flat, without layer types", edit(t, qwen36, map[string]any{"layer_types": nil, "use_sliding_window": false}),
-			change(flat, func(s *drafter.Spec) { s.Attention = make([]drafter.Visibility, 5) })},
-		{"flat, sliding from a layer on", edit(t, qwen36, map[string]any{"layer_types": nil, "max_window_layers": 4}),
-			change(flat, func(s *drafter.Spec) { s.Attention = []drafter.Visibility{{}, {}, {}, {}, moving} })},
-		{"flat, causal everywhere", edit(t, qwen36, map[string]any{"is_causal": true}),
-			change(flat, func(s *drafter.Spec) { s.Attention[4].Causal = true })},
-		{"flat, causal nowhere", edit(t, qwen36, map[string]any{"dflash_config.causal": false}),
+		{
+			"flat, the last layer is stored normed", edit(t, qwen36, map[string]any{"dflash_config.target_layer_ids": []int{1, 63}}),
+			change(flat, func(s *drafter.Spec) { s.Taps = []drafter.Tap{{State: 2}, {State: 64, Normed: true}} }),
+		},
+		{
+			"flat, without layer types", edit(t, qwen36, map[string]any{"layer_types": nil, "use_sliding_window": false}),
+			change(flat, func(s *drafter.Spec) { s.Attention = make([]drafter.Visibility, 5) }),
+		},
+		{
+			"flat, sliding from a layer on", edit(t, qwen36, map[string]any{"layer_types": nil, "max_window_layers": 4}),
+			change(flat, func(s *drafter.Spec) { s.Attention = []drafter.Visibility{{}, {}, {}, {}, moving} }),
+		},
+		{
+			"flat, causal everywhere", edit(t, qwen36, map[string]any{"is_causal": true}),
+			change(flat, func(s *drafter.Spec) { s.Attention[4].Causal = true }),
+		},
+		{
+			"flat, causal nowhere", edit(t, qwen36, map[string]any{"dflash_config.causal": false}),
 			change(flat, func(s *drafter.Spec) {
 				for i := range 4 {
 					s.Attention[i].Causal = false
 				}
-			})},
+			}),
+		},
 		{"speculators", []byte(speculators), spec(fixed, 2, 17, 32, 47, 62)},
-		{"speculators, not causal", edit(t, speculators, map[string]any{"sliding_window_non_causal": true}),
-			spec(drafter.Visibility{Window: 2048, Fixed: true}, 2, 17, 32, 47, 62)},
-		{"speculators, defaults", edit(t, speculators, map[string]any{"aux_hidden_state_layer_ids": nil, "block_size": nil}),
-			change(spec(fixed, 2, 32, 61), func(s *drafter.Spec) { s.BlockSize = 8 })},
+		{
+			"speculators, not causal", edit(t, speculators, map[string]any{"sliding_window_non_causal": true}),
+			spec(drafter.Visibility{Window: 2048, Fixed: true}, 2, 17, 32, 47, 62),
+		},
+		{
+			"speculators, defaults", edit(t, speculators, map[string]any{"aux_hidden_state_layer_ids": nil, "block_size": nil}),
+			change(spec(fixed, 2, 32, 61), func(s *drafter.Spec) { s.BlockSize = 8 }),
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := drafter.ParseDFlash(tt.raw, 64)

@@ -81,8 +81,13 @@ func families() []family {
 
 // absent are families that are known and not run, by a mark of their name.
 var absent = []struct{ mark, name string }{
-	{"dflash2", "DFlash2"}, {"dspark", "DSpark"}, {"eagle", "EAGLE-3"}, {"mtp", "MTP"}, {"nextn", "MTP"},
-	{"domino", "Domino"}, {"medusa", "Medusa"},
+	{"dflash2", "DFlash2"},
+	{"dspark", "DSpark"},
+	{"eagle", "EAGLE-3"},
+	{"mtp", "MTP"},
+	{"nextn", "MTP"},
+	{"domino", "Domino"},
+	{"medusa", "Medusa"},
 }
 
 // familyOf finds who runs a checkpoint. Errors wrap [ErrConfig] or

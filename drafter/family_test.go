@@ -2,6 +2,7 @@ package drafter_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -79,6 +80,35 @@ func TestACheckpointsOwnEmbeddingAndHeadAreUsed(t *testing.T) {
 			t.Error("an embedding of zeros drafts the same")
 		}
 	})
+}
+
+// prefixed is a checkpoint whose names carry "model.".
+type prefixed struct{ drafter.Weights }
+
+func (p prefixed) Names() []string {
+	var names []string
+	for _, n := range p.Weights.Names() {
+		names = append(names, "model."+n)
+	}
+	return names
+}
+
+func (p prefixed) Shape(name string) ([]int, bool) {
+	return p.Weights.Shape(strings.TrimPrefix(name, "model."))
+}
+
+func (p prefixed) Float32s(name string) ([]float32, error) {
+	return p.Weights.Float32s(strings.TrimPrefix(name, "model."))
+}
+
+func TestNamesMayCarryThePrefixOfAWholeModel(t *testing.T) {
+	w := newWorld(t)
+	d, err := drafter.Open("good", demotest.Read(t, "drafters/good/config.json"), prefixed{checkpoint(t, "drafters/good")}, w.host, w.dev)
+	w.must(err)
+	defer d.Close()
+	if d.BlockSize() != 16 {
+		t.Errorf("block size %d", d.BlockSize())
+	}
 }
 
 func TestSlidingLayersForgetWhatLeftTheirWindow(t *testing.T) {

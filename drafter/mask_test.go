@@ -18,8 +18,10 @@ func TestEachLayerKindSeesItsOwnKeys(t *testing.T) {
 		want [b][]int
 	}{
 		{"full", drafter.Visibility{}, [b][]int{
-			{0, 1, 2, 3, 4, 5, 12, 13, 14, 15}, {0, 1, 2, 3, 4, 5, 12, 13, 14, 15},
-			{0, 1, 2, 3, 4, 5, 12, 13, 14, 15}, {0, 1, 2, 3, 4, 5, 12, 13, 14, 15},
+			{0, 1, 2, 3, 4, 5, 12, 13, 14, 15},
+			{0, 1, 2, 3, 4, 5, 12, 13, 14, 15},
+			{0, 1, 2, 3, 4, 5, 12, 13, 14, 15},
+			{0, 1, 2, 3, 4, 5, 12, 13, 14, 15},
 		}},
 		{"SpecForge sliding", drafter.Visibility{Window: 4, Causal: true}, [b][]int{
 			{3, 4, 5, 12}, {4, 5, 12, 13}, {5, 12, 13, 14}, {12, 13, 14, 15},
@@ -28,8 +30,10 @@ func TestEachLayerKindSeesItsOwnKeys(t *testing.T) {
 			{2, 3, 4, 5, 12}, {2, 3, 4, 5, 12, 13}, {2, 3, 4, 5, 12, 13, 14}, {2, 3, 4, 5, 12, 13, 14, 15},
 		}},
 		{"speculators sliding, not causal", drafter.Visibility{Window: 4, Fixed: true}, [b][]int{
-			{2, 3, 4, 5, 12, 13, 14, 15}, {2, 3, 4, 5, 12, 13, 14, 15},
-			{2, 3, 4, 5, 12, 13, 14, 15}, {2, 3, 4, 5, 12, 13, 14, 15},
+			{2, 3, 4, 5, 12, 13, 14, 15},
+			{2, 3, 4, 5, 12, 13, 14, 15},
+			{2, 3, 4, 5, 12, 13, 14, 15},
+			{2, 3, 4, 5, 12, 13, 14, 15},
 		}},
 		{"a window of one block", drafter.Visibility{Window: 1, Causal: true}, [b][]int{
 			{12}, {12, 13}, {12, 13, 14}, {12, 13, 14, 15},
@@ -79,8 +83,8 @@ func TestAnchorsNeedTheirOwnMaskAndTheNext(t *testing.T) {
 			t.Errorf("mask %s: anchors %v, want %v", mask, got, want)
 		}
 	}
-	want := []drafter.Run{{Lo: 0, Hi: 2}, {Lo: 3, Hi: 6}}
-	if diff := cmp.Diff(want, drafter.Runs(bits("1101110"))); diff != "" {
+	want := []drafter.Turn{{Lo: 0, Hi: 2}, {Lo: 3, Hi: 6}}
+	if diff := cmp.Diff(want, drafter.Turns(bits("1101110"))); diff != "" {
 		t.Errorf("runs:\n%s", diff)
 	}
 }

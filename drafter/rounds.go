@@ -54,27 +54,27 @@ func Verify(t Tree, tokens []int32, anchor, end int) Outcome {
 	return Outcome{Proposed: t.Len(), Accepted: w.Accepted(), Truncated: w.Truncated}
 }
 
-// decoding is simulated decoding of one run by one method.
+// decoding is simulated decoding of one turn by one method.
 type decoding struct {
-	run    Run
+	turn   Turn
 	anchor int
 	rounds []schemas.Round
 }
 
 // simulation follows the rounds of every method through a sequence. Rounds of
-// one method and run follow from each other; those of different ones do not,
+// one method and turn follow from each other; those of different ones do not,
 // so a wave of anchors can be drafted at once.
 type simulation struct {
 	seq     string
 	methods []Method
-	byRun   [][]decoding // by method, then by run
+	byTurn  [][]decoding // by method, then by turn
 }
 
-func newSimulation(seq string, methods []Method, runs []Run) *simulation {
-	s := &simulation{seq: seq, methods: methods, byRun: make([][]decoding, len(methods))}
+func newSimulation(seq string, methods []Method, turns []Turn) *simulation {
+	s := &simulation{seq: seq, methods: methods, byTurn: make([][]decoding, len(methods))}
 	for m := range methods {
-		for _, r := range runs {
-			s.byRun[m] = append(s.byRun[m], decoding{run: r, anchor: r.Lo})
+		for _, r := range turns {
+			s.byTurn[m] = append(s.byTurn[m], decoding{turn: r, anchor: r.Lo})
 		}
 	}
 	return s
@@ -85,9 +85,9 @@ func newSimulation(seq string, methods []Method, runs []Run) *simulation {
 func (s *simulation) advance(outcomes map[int32][]Outcome) []int32 {
 	var wanted []int32
 	for m, method := range s.methods {
-		for r := range s.byRun[m] {
-			d := &s.byRun[m][r]
-			for d.anchor < d.run.Hi-1 {
+		for r := range s.byTurn[m] {
+			d := &s.byTurn[m][r]
+			for d.anchor < d.turn.Hi-1 {
 				at, ok := outcomes[int32(d.anchor)]
 				if !ok {
 					wanted = append(wanted, int32(d.anchor))
@@ -108,12 +108,12 @@ func (s *simulation) advance(outcomes map[int32][]Outcome) []int32 {
 }
 
 // rounds lists the rounds taken, by method and then in order; their numbers
-// run through all of the sequence's runs.
+// run through all of the sequence's turns.
 func (s *simulation) rounds() []schemas.Round {
 	var all []schemas.Round
 	for m := range s.methods {
 		n := int32(0)
-		for _, d := range s.byRun[m] {
+		for _, d := range s.byTurn[m] {
 			for _, r := range d.rounds {
 				r.Round = n
 				n++

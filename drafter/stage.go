@@ -392,7 +392,7 @@ func (s *Stage) End(ctx context.Context, seq string, emit func(arrow.Record) err
 // rounds simulates decoding, drafting wave by wave at anchors that are not
 // drafted yet.
 func (s *Stage) rounds(ctx context.Context, q *sequence, l *lane) ([]schemas.Round, error) {
-	sim := newSimulation(q.id, l.methods, Runs(q.mask))
+	sim := newSimulation(q.id, l.methods, Turns(q.mask))
 	for l.fault == nil {
 		wave := sim.advance(l.outcomes)
 		if len(wave) == 0 {

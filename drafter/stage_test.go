@@ -7,8 +7,11 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
 	"github.com/draftscope/draftscope/drafter"
+	"github.com/draftscope/draftscope/pipeline"
 	"github.com/draftscope/draftscope/schemas"
 )
+
+var _ pipeline.Stage = (*drafter.Stage)(nil)
 
 // emitted is what a stage gave for a sequence, by drafter.
 type emitted struct {

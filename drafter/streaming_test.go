@@ -79,6 +79,12 @@ func TestBothAnchorModesGiveTheSameRounds(t *testing.T) {
 	every, mem := w.stage(cfg)
 	all := feed(t, w, every, mem, c, 64)
 	cfg.Anchors = drafter.Rounds
+	drafted := 0
+	cfg.Progress = func(name string, anchors int) {
+		if name == "good" {
+			drafted += anchors
+		}
+	}
 	waves, mem := w.stage(cfg)
 	some := feed(t, w, waves, mem, c, 64)
 	if d := cmp.Diff(all.rounds, some.rounds); d != "" {
@@ -93,6 +99,9 @@ func TestBothAnchorModesGiveTheSameRounds(t *testing.T) {
 	}
 	if len(some.drafts["good"]) != len(reached) || len(reached) >= len(all.drafts["good"]) {
 		t.Errorf("%d drafts at %d anchors that rounds reach, %d anchors in all", len(some.drafts["good"]), len(reached), len(all.drafts["good"]))
+	}
+	if drafted != len(reached) {
+		t.Errorf("progress told of %d anchors, %d were drafted", drafted, len(reached))
 	}
 	byAnchor := map[int32]schemas.Draft{}
 	for _, d := range all.drafts["good"] {
