@@ -99,6 +99,7 @@ func (h *heading) check(t *testing.T, l *lab) {
 	if len(res.LSE) != m || len(res.TopIDs) != m*h.k || len(res.TopLogits) != m*h.k {
 		t.Fatalf("%d LSE, %d top ids, %d top logits for %d rows", len(res.LSE), len(res.TopIDs), len(res.TopLogits), m)
 	}
+	targets := make(map[int][]float64) // log p of each target row
 	for i := range m {
 		logits, logQ, lse := logProbs(slice(h.hidden, h.width, i, i+1), h.weight)
 		near(t, res.LSE[i:i+1], []float64{lse}, nil, headTolerance)
@@ -134,8 +135,10 @@ func (h *heading) check(t *testing.T, l *lab) {
 		}
 		kl, rkl, jsd, tv := math.NaN(), math.NaN(), math.NaN(), math.NaN()
 		if r := int(h.targetRow[i]); r >= 0 {
-			_, logP, _ := logProbs(slice(h.target, h.width, r, r+1), h.weight)
-			kl, rkl, jsd, tv = divergences(logP, logQ)
+			if targets[r] == nil {
+				_, targets[r], _ = logProbs(slice(h.target, h.width, r, r+1), h.weight)
+			}
+			kl, rkl, jsd, tv = divergences(targets[r], logQ)
 		}
 		near(t, []float32{res.KL[i], res.RKL[i], res.JSD[i], res.TV[i]}, []float64{kl, rkl, jsd, tv}, nil, headTolerance)
 	}
@@ -164,7 +167,7 @@ func testHead(t *testing.T, l *lab) {
 					newHeading(4, e, 50, 4, 50).check(t, l.in(lay))
 				})
 			}
-			newHeading(300, 64, 1000, 40, 16).check(t, l.in(lay))
+			newHeading(270, 20, 1000, 40, 16).check(t, l.in(lay))
 		})
 	}
 	t.Run("ties go to the lowest id", func(t *testing.T) {
