@@ -1,0 +1,101 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/apache/arrow/go/v17/arrow"
+)
+
+// feed publishes what the source gives until it has no more, or until it is
+// told to drain and the sequence at hand is through. At the end it says so on
+// every partition.
+func (v *invocation) feed(ctx context.Context, src Source, out *publisher) (drained bool, err error) {
+	between, cancel := context.WithCancel(ctx) // cancelled when draining
+	defer cancel()
+	stopped := make(chan struct{})
+	defer func() { cancel(); <-stopped }()
+	go func() {
+		defer close(stopped)
+		select {
+		case <-v.cfg.Drain:
+			cancel()
+		case <-between.Done():
+		}
+	}()
+
+	ended := make([]int64, v.partitions)
+	var open *outSeq
+	for {
+		ask := ctx
+		if open == nil {
+			ask = between
+			if between.Err() != nil {
+				break
+			}
+		}
+		seq, rec, last, err := src.Next(ask)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			if open == nil && between.Err() != nil && ctx.Err() == nil && errors.Is(err, context.Canceled) {
+				break
+			}
+			return false, fmt.Errorf("reading the source: %w", err)
+		}
+		open, err = v.publish(ctx, out, open, seq, rec, last, ended)
+		if rec != nil {
+			rec.Release()
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return false, context.Cause(ctx)
+	}
+	if open != nil {
+		return false, fmt.Errorf("%w: it ended in the middle of sequence %q", ErrOrder, open.seq)
+	}
+	for p, n := range ended {
+		if err := out.control(ctx, kindEndOfRun, v.nonce, p, n, nil); err != nil {
+			return false, err
+		}
+	}
+	return between.Err() != nil, out.flush(ctx)
+}
+
+// publish sends one record of the source, and the end marker after the last.
+// It returns the sequence that is open afterwards.
+func (v *invocation) publish(ctx context.Context, out *publisher, open *outSeq, seq string, rec arrow.Record, last bool, ended []int64) (*outSeq, error) {
+	if err := checkSeqID(seq); err != nil {
+		return open, fmt.Errorf("%w: %w", ErrOrder, err)
+	}
+	if open != nil && open.seq != seq {
+		return open, fmt.Errorf("%w: sequence %q came before the last record of %q", ErrOrder, seq, open.seq)
+	}
+	partition := Partition(seq, v.partitions)
+	if open == nil {
+		open = out.begin(seq, v.attempt(), partition)
+	}
+	if rec != nil {
+		n, err := out.record(ctx, open, rec)
+		if err != nil {
+			return open, err
+		}
+		v.progress.rows.Add(rec.NumRows())
+		v.progress.bytes.Add(n)
+	}
+	if !last {
+		return open, nil
+	}
+	if err := out.end(ctx, open, nil); err != nil {
+		return open, err
+	}
+	ended[partition]++
+	v.progress.published.Add(1)
+	return nil, nil
+}

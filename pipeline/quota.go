@@ -1,0 +1,124 @@
+package pipeline
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// quota keeps a stream of limited size from filling up. At half of the limit
+// it purges what every reader has acknowledged; at 70 % it makes the
+// publisher wait. That the server refuses messages when full (discard new) is
+// only the backstop: each refused message was sent in full.
+type quota struct {
+	limit   int64
+	stream  jetstream.Stream
+	name    string
+	run     string
+	timeout time.Duration
+
+	mu      sync.Mutex
+	readers map[int][]*ledger // by partition
+	purged  map[int]uint64    // floor of the last purge
+	used    int64             // by the server's last word, plus what was sent since
+	open    int64             // of used, by sequences whose end is still to come
+	asked   time.Time
+}
+
+func newQuota(cfg Config, name string, stream jetstream.Stream) *quota {
+	return &quota{
+		limit: cfg.MaxBytes, stream: stream, name: name, run: cfg.Run, timeout: cfg.ConnectTimeout,
+		readers: map[int][]*ledger{}, purged: map[int]uint64{},
+		used: int64(stream.CachedInfo().State.Bytes),
+	}
+}
+
+// attach makes the quota mind what one more reader has acknowledged. Every
+// reader has to be attached before the first wait.
+func (q *quota) attach(partition int, books *ledger) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.readers[partition] = append(q.readers[partition], books)
+}
+
+// wait returns when there is room for size more bytes of o.
+func (q *quota) wait(ctx context.Context, o *outSeq, size int64) error {
+	size += 512 // header and the store's own
+	for {
+		fits, err := q.take(ctx, o, size)
+		if fits || err != nil {
+			return err
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (q *quota) take(ctx context.Context, o *outSeq, size int64) (bool, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.used+size > q.limit/2 && time.Since(q.asked) > 100*time.Millisecond {
+		if err := q.reclaimLocked(ctx); err != nil {
+			return false, err
+		}
+	}
+	full := q.limit / 10 * 7
+	if q.open+size > full {
+		return false, fmt.Errorf("%w: sequences in progress need more than 70 %% of the %d bytes of stream %s; allow it more", ErrSequenceTooLarge, q.limit, q.name)
+	}
+	if q.used+size > full {
+		return false, nil
+	}
+	q.used += size
+	q.open += size
+	o.bytes += size
+	return true, nil
+}
+
+// close says that o's end marker is on its way, or will never come.
+func (q *quota) close(o *outSeq) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.open -= o.bytes
+	o.bytes = 0
+}
+
+// reclaim purges what nobody needs and asks how full the stream is.
+func (q *quota) reclaim(ctx context.Context) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.reclaimLocked(ctx)
+}
+
+// reclaimLocked tries; an outage is no error, it only frees nothing.
+func (q *quota) reclaimLocked(ctx context.Context) error {
+	q.asked = time.Now()
+	ask, cancel := context.WithTimeout(ctx, q.timeout)
+	defer cancel()
+	for partition, readers := range q.readers {
+		floor := readers[0].acknowledged()
+		for _, r := range readers[1:] {
+			floor = min(floor, r.acknowledged())
+		}
+		if floor <= q.purged[partition] {
+			continue
+		}
+		err := q.stream.Purge(ask, jetstream.WithPurgeSubject(Subject(q.run, q.name, partition)), jetstream.WithPurgeSequence(floor+1))
+		if err != nil {
+			return context.Cause(ctx)
+		}
+		q.purged[partition] = floor
+	}
+	info, err := q.stream.Info(ask)
+	if err != nil {
+		return context.Cause(ctx)
+	}
+	q.used = int64(info.State.Bytes)
+	return nil
+}

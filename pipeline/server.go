@@ -1,0 +1,152 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// serverLog routes the embedded server's log. What it calls a notice is
+// debug talk to us.
+type serverLog struct{ log *slog.Logger }
+
+func (l serverLog) Noticef(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }
+func (l serverLog) Warnf(format string, v ...any)   { l.log.Warn(fmt.Sprintf(format, v...)) }
+func (l serverLog) Errorf(format string, v ...any)  { l.log.Error(fmt.Sprintf(format, v...)) }
+func (l serverLog) Fatalf(format string, v ...any)  { l.log.Error(fmt.Sprintf(format, v...)) }
+func (l serverLog) Debugf(string, ...any)           {}
+func (l serverLog) Tracef(string, ...any)           {}
+
+// startServer runs a JetStream server in this process. It opens no port.
+func startServer(cfg Config) (*server.Server, error) {
+	srv, err := server.NewServer(&server.Options{
+		ServerName:         "draftscope",
+		DontListen:         true,
+		NoSigs:             true,
+		JetStream:          true,
+		StoreDir:           cfg.Dir,
+		JetStreamMaxMemory: 64 << 20,
+		JetStreamMaxStore:  cfg.storeLimit,
+		SyncAlways:         cfg.SyncAlways,
+		MaxPayload:         int32(cfg.MaxPayload),
+		MaxPending:         64 << 20,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("setting up the embedded NATS server: %w", err)
+	}
+	srv.SetLoggerV2(serverLog{cfg.Logger.With("part", "nats-server")}, false, false, false)
+	go srv.Start()
+	if !srv.ReadyForConnections(30 * time.Second) {
+		srv.Shutdown()
+		srv.WaitForShutdown()
+		return nil, fmt.Errorf("%w: the embedded one did not start on %s", ErrNoServer, cfg.Dir)
+	}
+	if !srv.JetStreamEnabled() {
+		srv.Shutdown()
+		srv.WaitForShutdown()
+		return nil, fmt.Errorf("%w on the embedded server: its store %s could not be opened", ErrNoJetStream, cfg.Dir)
+	}
+	return srv, nil
+}
+
+// redacted is a list of server URLs without passwords.
+func redacted(urls string) string {
+	parts := strings.Split(urls, ",")
+	for i, p := range parts {
+		if u, err := url.Parse(strings.TrimSpace(p)); err == nil && u.User != nil {
+			parts[i] = u.Redacted()
+		}
+	}
+	return strings.Join(parts, ",")
+}
+
+// connect reaches a server, in this process when srv is set, and makes sure
+// that it has JetStream.
+func connect(ctx context.Context, cfg Config, srv *server.Server, reconnected func()) (*nats.Conn, jetstream.JetStream, error) {
+	where := redacted(cfg.URL)
+	opts := []nats.Option{
+		nats.Name("draftscope " + cfg.Run),
+		nats.Timeout(cfg.ConnectTimeout),
+		nats.MaxReconnects(-1),
+		nats.ReconnectWait(200 * time.Millisecond),
+		nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond),
+		// Nothing may be sent behind our back after an outage: what is to be
+		// sent again, and in which cut, is decided by the publisher.
+		nats.ReconnectBufSize(-1),
+		nats.ReconnectHandler(func(*nats.Conn) { reconnected() }),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil {
+				cfg.Logger.Warn("NATS server lost, trying again", "url", where, "error", err)
+			}
+		}),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			cfg.Logger.Debug("NATS connection", "error", err)
+		}),
+	}
+	target := cfg.URL
+	if srv != nil {
+		target = ""
+		opts = append(opts, nats.InProcessServer(srv))
+	}
+	nc, err := dial(ctx, cfg.ConnectTimeout, target, opts)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w at %s: %w; start one with JetStream enabled or use --nats embedded", ErrNoServer, where, err)
+	}
+	js, err := jetstream.New(nc, jetstream.WithPublishAsyncTimeout(10*time.Second), jetstream.WithDefaultTimeout(cfg.ConnectTimeout))
+	if err == nil {
+		ask, cancel := context.WithTimeout(ctx, cfg.ConnectTimeout)
+		_, err = js.AccountInfo(ask)
+		cancel()
+	}
+	switch {
+	case err == nil:
+		return nc, js, nil
+	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount), errors.Is(err, nats.ErrNoResponders):
+		err = fmt.Errorf("%w on the NATS server at %s; start it with -js (and a store_dir), or use --nats embedded", ErrNoJetStream, where)
+	default:
+		err = fmt.Errorf("asking the NATS server at %s for JetStream: %w", where, err)
+	}
+	nc.Close()
+	return nil, nil, err
+}
+
+// dial connects within the timeout, which nats.Connect alone does not promise
+// for every address.
+func dial(ctx context.Context, timeout time.Duration, target string, opts []nats.Option) (*nats.Conn, error) {
+	type result struct {
+		nc  *nats.Conn
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		nc, err := nats.Connect(target, opts...)
+		done <- result{nc, err}
+	}()
+	timer := time.NewTimer(timeout + time.Second)
+	defer timer.Stop()
+	abandon := func() { // the connection that may still come is closed
+		go func() {
+			if r := <-done; r.nc != nil {
+				r.nc.Close()
+			}
+		}()
+	}
+	select {
+	case r := <-done:
+		return r.nc, r.err
+	case <-timer.C:
+		abandon()
+		return nil, fmt.Errorf("no answer in %s", timeout)
+	case <-ctx.Done():
+		abandon()
+		return nil, context.Cause(ctx)
+	}
+}

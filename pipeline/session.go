@@ -1,0 +1,109 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Session is a connection to the server of a run, and the server itself when
+// it is the embedded one. Open it before anything expensive is started: it
+// fails early. One Run at a time; Progress may be called from anywhere.
+type Session struct {
+	cfg    Config
+	unlock func() error
+	srv    *server.Server
+	nc     *nats.Conn
+	js     jetstream.JetStream
+	closed chan struct{} // the connection's last callback was made
+
+	progress atomic.Pointer[counters]
+
+	mu   sync.Mutex
+	lost chan struct{} // closed at each reconnect, and replaced
+}
+
+// Open starts or reaches the server. The error wraps [ErrConfig],
+// [ErrNoServer], [ErrNoJetStream] or [ErrStoreInUse].
+func Open(ctx context.Context, cfg Config) (*Session, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	s := &Session{cfg: cfg.withDefaults(), unlock: func() error { return nil }, lost: make(chan struct{}), closed: make(chan struct{})}
+	s.progress.Store(new(counters))
+	if s.cfg.URL == Embedded {
+		unlock, err := lockStore(s.cfg.Dir)
+		if err != nil {
+			return nil, err
+		}
+		s.unlock = unlock
+		if s.srv, err = startServer(s.cfg); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+	}
+	var err error
+	if s.nc, s.js, err = connect(ctx, s.cfg, s.srv, s.onReconnect); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	s.nc.SetClosedHandler(func(*nats.Conn) { close(s.closed) })
+	limit := s.nc.MaxPayload()
+	if limit < minPayload || int64(s.cfg.ChunkBytes) > limit {
+		err := fmt.Errorf("%w: the server takes messages of %d bytes (max_payload), chunks of %d were asked for; raise the one or lower the other",
+			ErrConfig, limit, max(s.cfg.ChunkBytes, minPayload))
+		return nil, errors.Join(err, s.Close())
+	}
+	if s.cfg.ChunkBytes > 8<<20 {
+		s.cfg.Logger.Warn("chunks above 8 MiB slow the server down; 1 MB is best", "chunk_bytes", s.cfg.ChunkBytes)
+	}
+	return s, nil
+}
+
+func (s *Session) onReconnect() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.lost)
+	s.lost = make(chan struct{})
+}
+
+// reconnected returns a channel that the next reconnect closes.
+func (s *Session) reconnected() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lost
+}
+
+// Progress says how far the current or last run is.
+func (s *Session) Progress() Progress { return s.progress.Load().snapshot() }
+
+// DeleteStreams forgets all that the run left in the server. What is not in a
+// sink by then is lost.
+func (s *Session) DeleteStreams(ctx context.Context) error {
+	return deleteStreams(ctx, s.js, s.cfg.Run)
+}
+
+// Close disconnects and stops the embedded server. What the streams hold
+// stays in its store.
+func (s *Session) Close() error {
+	if s.nc != nil {
+		s.nc.Close()
+		<-s.closed
+		s.nc = nil
+	}
+	if s.srv != nil {
+		s.srv.Shutdown()
+		s.srv.WaitForShutdown()
+		s.srv = nil
+	}
+	unlock := s.unlock
+	s.unlock = func() error { return nil }
+	if err := unlock(); err != nil {
+		return fmt.Errorf("closing the stream store: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,87 @@
+package pipeline
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/apache/arrow/go/v17/arrow"
+)
+
+// storeHandler puts a Sink behind a reader. The messages of a sequence are
+// acknowledged after the Commit that made it durable.
+type storeHandler struct {
+	run       *invocation
+	sink      Sink
+	stream    string
+	partition int
+	books     *ledger
+
+	ended map[string]*sequence // not committed yet
+	own   int64                // committed sequences of this invocation
+}
+
+func (h *storeHandler) record(ctx context.Context, s *sequence, rec arrow.Record) error {
+	if _, again := h.ended[s.id]; again {
+		// The sink shall see a repeat of what is durable, never of what is not.
+		if err := h.commit(ctx); err != nil {
+			return err
+		}
+	}
+	if err := h.sink.Write(ctx, s.id, rec); err != nil {
+		return fmt.Errorf("storing sequence %q: %w", s.id, err)
+	}
+	return nil
+}
+
+func (h *storeHandler) end(ctx context.Context, s *sequence, streamSeq uint64) error {
+	if _, again := h.ended[s.id]; again {
+		if err := h.commit(ctx); err != nil {
+			return err
+		}
+	}
+	if err := h.sink.End(ctx, s.id, streamSeq); err != nil {
+		return fmt.Errorf("storing sequence %q: %w", s.id, err)
+	}
+	h.ended[s.id] = s
+	if h.sink.Pending() >= h.run.cfg.CommitBytes || len(h.ended) >= h.run.cfg.CommitSequences {
+		return h.commit(ctx)
+	}
+	return nil
+}
+
+func (h *storeHandler) drop(s *sequence) { h.sink.Drop(s.id) }
+
+func (h *storeHandler) idle(ctx context.Context) error { return h.commit(ctx) }
+
+func (h *storeHandler) settle(ctx context.Context) error { return h.commit(ctx) }
+
+func (h *storeHandler) commit(ctx context.Context) error {
+	if len(h.ended) == 0 {
+		return nil
+	}
+	if err := h.sink.Commit(ctx); err != nil {
+		return fmt.Errorf("committing partition %d of %s: %w", h.partition, h.stream, err)
+	}
+	for id, s := range h.ended {
+		h.books.ack(s.held...)
+		if nonceOf(s.attempt) == h.run.nonce {
+			h.own++
+		}
+		delete(h.ended, id)
+		if h.stream == CaptureStream {
+			h.run.progress.stored.Add(1)
+		} else {
+			h.run.progress.resultsStored.Add(1)
+		}
+	}
+	return nil
+}
+
+// finish compares what was sent with what is durable.
+func (h *storeHandler) finish(_ context.Context, sequences, aside int64) error {
+	if h.own+aside != sequences {
+		return fmt.Errorf("%w: %d were published to partition %d of %s, %d are stored and %d set aside",
+			ErrIncomplete, sequences, h.partition, h.stream, h.own, aside)
+	}
+	return nil
+}
