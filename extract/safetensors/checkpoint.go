@@ -147,8 +147,8 @@ func openFile(fsys fs.FS, name string) (*file, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening %s: %w", name, err)
 	}
-	defer src.Close()
-	label, raw, release := name, []byte(nil), func() error { return nil }
+	label, release := name, func() error { return nil }
+	var raw []byte
 	switch s := src.(type) {
 	case *os.File:
 		label = s.Name()
@@ -158,7 +158,7 @@ func openFile(fsys fs.FS, name string) (*file, error) {
 	default:
 		raw, err = io.ReadAll(src)
 	}
-	if err != nil {
+	if err := errors.Join(err, src.Close()); err != nil {
 		return nil, fmt.Errorf("reading %s: %w", label, err)
 	}
 	f, err := parse(label, raw)

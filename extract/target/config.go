@@ -271,10 +271,8 @@ func (d *document) rotation(family Family) (theta float64, rotary int) {
 	if family == Qwen35 {
 		partial = 0.25
 	}
-	for _, v := range []*float64{d.Partial} {
-		if v != nil {
-			partial = *v
-		}
+	if d.Partial != nil {
+		partial = *d.Partial
 	}
 	if d.Theta != nil {
 		theta = *d.Theta
@@ -350,9 +348,13 @@ func (c Config) check() error {
 		value int
 	}
 	sizes := []size{
-		{"hidden_size", c.Hidden}, {"intermediate_size", c.Intermediate}, {"vocab_size", c.Vocab},
-		{"max_position_embeddings", c.MaxPositions}, {"num_attention_heads", c.QHeads},
-		{"num_key_value_heads", c.KVHeads}, {"head_dim", c.HeadDim},
+		{"hidden_size", c.Hidden},
+		{"intermediate_size", c.Intermediate},
+		{"vocab_size", c.Vocab},
+		{"max_position_embeddings", c.MaxPositions},
+		{"num_attention_heads", c.QHeads},
+		{"num_key_value_heads", c.KVHeads},
+		{"head_dim", c.HeadDim},
 	}
 	if slices.Contains(c.Attends, false) {
 		sizes = append(sizes, size{"linear_num_key_heads", c.Linear.KeyHeads}, size{"linear_num_value_heads", c.Linear.ValHeads},

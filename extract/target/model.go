@@ -68,13 +68,12 @@ func Open(fsys fs.FS, dir string, dev cuda.Device) (*Model, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening target %s: %w", dir, err)
 	}
-	defer ckpt.Close()
 	sum := sha256.Sum256(append([]byte(ckpt.Fingerprint()), raw...))
 	m := &Model{
 		Chunk: 1, cfg: cfg, dev: dev, loaded: newLoader(dev, ckpt),
 		scratch: map[string]cuda.Buffer{}, print: hex.EncodeToString(sum[:]),
 	}
-	if err := m.load(); err != nil {
+	if err := errors.Join(m.load(), ckpt.Close()); err != nil {
 		return nil, errors.Join(fmt.Errorf("opening target %s: %w", dir, err), m.Close())
 	}
 	m.loaded.ckpt = nil
