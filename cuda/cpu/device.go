@@ -39,6 +39,7 @@ func (c Config) Validate() error {
 // caller at a time; distinct devices may be used at once.
 type Device struct {
 	threads int
+	limits  headLimits
 }
 
 var _ cuda.Device = (*Device)(nil)
@@ -52,7 +53,7 @@ func New(cfg Config) (*Device, error) {
 	if threads == 0 {
 		threads = runtime.GOMAXPROCS(0)
 	}
-	return &Device{threads: threads}, nil
+	return &Device{threads: threads, limits: defaultLimits}, nil
 }
 
 // Name implements [cuda.Device].

@@ -6,16 +6,16 @@ import (
 	"github.com/draftscope/draftscope/cuda"
 )
 
-// Bounds of the scratch memory of one Head call, in values: logits of the
-// rows at hand (32 MiB, and as much for their exponentials where RKL or JSD
-// need both) and target distributions kept beside them (64 MiB for each form
-// in which the losses need them). One row of each is always allowed, however
-// large the vocabulary.
-const (
-	headRows   = 256
-	headLogits = 8 << 20
-	headKept   = 16 << 20
-)
+// headLimits bound the scratch memory of one Head call. One row of each kind
+// is always allowed, however large the vocabulary.
+type headLimits struct {
+	rows   int // rows at hand
+	logits int // their logits, in values; as much again where RKL or JSD need exponentials beside them
+	kept   int // target distributions, in values, for each form in which the losses need them
+}
+
+// defaultLimits allow 32 MiB of logits and 64 MiB of each distribution.
+var defaultLimits = headLimits{rows: 256, logits: 8 << 20, kept: 16 << 20}
 
 // heading is one call of Head.
 type heading struct {
@@ -39,10 +39,10 @@ func (d *Device) Head(args cuda.HeadArgs) (cuda.HeadResult, error) {
 	if m == 0 {
 		return h.HeadResult, nil
 	}
-	chunk := min(m, headRows, max(1, headLogits/vocab))
+	chunk := min(m, d.limits.rows, max(1, d.limits.logits/vocab))
 	logits := dense(chunk, vocab)
 	if h.Losses != 0 {
-		h.kept = newDistributions(h.Losses, max(chunk, min(h.target.rows, headKept/vocab)), vocab)
+		h.kept = newDistributions(h.Losses, max(chunk, min(h.target.rows, d.limits.kept/vocab)), vocab)
 	}
 	if h.Losses&(cuda.RKL|cuda.JSD) != 0 {
 		h.exped = dense(chunk, vocab)
