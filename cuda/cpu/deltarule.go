@@ -118,25 +118,18 @@ func (r *delta) step(h, kh, t int) {
 	v, o := r.v.row(t)[h*r.valDim:(h+1)*r.valDim], r.dst.row(t)[h*r.valDim:(h+1)*r.valDim]
 	alpha, beta := float32(math.Exp(float64(r.g.row(t)[h]))), r.beta.row(t)[h]
 	u := make([]float32, r.valDim)
-	for i, ki := range k {
-		for j, sv := range s.row(i) {
-			sv *= alpha
-			s.row(i)[j] = sv
-			u[j] += float32(sv * ki)
-		}
-	}
+	kernels.mix(u, k, s) // of S before the decay, which commutes with the sum
 	for j := range u {
-		u[j] = beta * (v[j] - u[j])
+		u[j] = beta * (v[j] - float32(alpha*u[j]))
+	}
+	for i, ki := range k {
+		row := s.row(i)
+		for j, uj := range u {
+			row[j] = float32(row[j]*alpha) + float32(ki*uj)
+		}
 	}
 	clear(o)
-	for i, ki := range k {
-		row, qi := s.row(i), q[i]
-		for j, uj := range u {
-			sv := row[j] + float32(ki*uj)
-			row[j] = sv
-			o[j] += float32(sv * qi)
-		}
-	}
+	kernels.mix(o, q, s)
 }
 
 // solve is the same for rows lo..hi-1 at once. With G the sums of g since lo,
