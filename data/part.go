@@ -2,6 +2,7 @@ package data
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -283,7 +285,7 @@ func openPart(path string) (*openedPart, error) {
 
 // open reads the footer from r, which has o.size bytes.
 func (o *openedPart) open(r io.ReaderAt) error {
-	if err := checkFooterLength(r, o.size); err != nil {
+	if err := checkFooter(r, o.size); err != nil {
 		return err
 	}
 	var err error
@@ -292,24 +294,6 @@ func (o *openedPart) open(r io.ReaderAt) error {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	return o.check()
-}
-
-// checkFooterLength keeps a false length from becoming an allocation.
-func checkFooterLength(r io.ReaderAt, size int64) error {
-	if size < 12 {
-		return fmt.Errorf("%w: %d bytes are no Parquet file", ErrDamaged, size)
-	}
-	var tail [8]byte
-	if _, err := r.ReadAt(tail[:], size-8); err != nil {
-		return err
-	}
-	if string(tail[4:]) != "PAR1" {
-		return fmt.Errorf("%w: no Parquet footer at its end: it was cut, or is no Parquet file", ErrDamaged)
-	}
-	if n := int64(uint32(tail[0]) | uint32(tail[1])<<8 | uint32(tail[2])<<16 | uint32(tail[3])<<24); n+12 > size {
-		return fmt.Errorf("%w: its footer claims %d bytes of %d", ErrDamaged, n, size)
-	}
-	return nil
 }
 
 // check compares the footer's numbers with each other.
@@ -379,16 +363,19 @@ func readRows[T any](path string) ([]T, error) {
 	if err := o.verifyBody(); err != nil {
 		return nil, err
 	}
-	rows := make([]T, o.NumRows())
+	want := o.NumRows()
+	rows := make([]T, 0, min(want, 4096))
 	err = guard(func() error {
 		r := parquet.NewGenericReader[T](o.File)
 		defer r.Close()
-		n := 0
-		for n < len(rows) {
-			m, err := r.Read(rows[n:])
-			n += m
-			if err != nil && !(errors.Is(err, io.EOF) && n == len(rows)) {
-				return fmt.Errorf("%w after %d of %d rows: %w", ErrDamaged, n, len(rows), err)
+		// What the footer promises is allocated only as it comes.
+		for int64(len(rows)) < want {
+			lo := len(rows)
+			rows = slices.Grow(rows, 1)
+			n, err := r.Read(rows[lo:min(int64(cap(rows)), want)])
+			rows = rows[:lo+n]
+			if int64(len(rows)) < want && (n == 0 || err != nil) {
+				return fmt.Errorf("%w after %d of %d rows: %w", ErrDamaged, len(rows), want, cmp.Or(err, io.ErrNoProgress))
 			}
 		}
 		return nil
