@@ -1,5 +1,5 @@
 // Package cuda declares the numeric operations that draftscope needs, once,
-// for every backend: [cpu] is plain Go and always built, [gpu] needs the build
+// for every backend: [cpu] is always built, [gpu] needs the build
 // tag "cuda" and a device. Models (extract/target, drafter) are written over
 // [Device] alone, so that a draft means the same thing on both.
 //
@@ -174,7 +174,7 @@ type HeadResult struct {
 // time; they may run behind, but results are visible to later calls and to
 // Download. Shape mistakes are errors that wrap [ErrShape].
 type Device interface {
-	// Name says what runs the operations, for people ("cpu (gonum, 2 threads)").
+	// Name says what runs the operations, for people ("cpu (avx2, 2 threads)").
 	Name() string
 	// New allocates n zeroed float32 values.
 	New(n int) (Buffer, error)
