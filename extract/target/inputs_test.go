@@ -145,7 +145,7 @@ func TestInputsThatTheModelCannotRunAreRefusedBeforehand(t *testing.T) {
 // TestNonFiniteStatesBecomeAFaultAndOthersGoOn poisons the embedding of one
 // token and runs it beside healthy sequences.
 func TestNonFiniteStatesBecomeAFaultAndOthersGoOn(t *testing.T) {
-	p := takeApart(t, "target")
+	p := cutDown(t)
 	p.untie()
 	embed := p.find("model.embed_tokens.weight")
 	embed.Data = append([]byte(nil), embed.Data...)
@@ -153,23 +153,23 @@ func TestNonFiniteStatesBecomeAFaultAndOthersGoOn(t *testing.T) {
 		at := 2 * (token*256 + column)
 		embed.Data[at], embed.Data[at+1] = byte(bits), byte(bits>>8)
 	}
-	put(777, 3, 0x7fc0) // NaN
-	put(777, 9, 0x7f80) // +Inf
-	put(778, 0, 0xff80) // -Inf
+	put(77, 3, 0x7fc0) // NaN
+	put(77, 9, 0x7f80) // +Inf
+	put(78, 0, 0xff80) // -Inf
 	m := open(t, p.whole(t), "m")
-	clean := open(t, demotest.FS(t), "target")
+	clean := open(t, cutDown(t).whole(t), "m")
 	long := make([]int32, 300)
 	for i := range long {
 		long[i] = 5
 	}
-	long[270] = 778 // past the first piece of a prefill
+	long[270] = 78 // past the first piece of a prefill
 	inputs := []target.Input{
 		{ID: "good", IDs: []int32{1, 2, 3, 4}, PromptLen: 1},
-		{ID: "bad", IDs: []int32{1, 2, 777, 4}, PromptLen: 1},
+		{ID: "bad", IDs: []int32{1, 2, 77, 4}, PromptLen: 1},
 		{ID: "late", IDs: long, PromptLen: 299},
 		{ID: "fine", IDs: []int32{9, 8, 7}, PromptLen: 1},
 	}
-	cfg := target.SourceConfig{Model: m, Inputs: inputs, States: []int{0, 4}}
+	cfg := target.SourceConfig{Model: m, Inputs: inputs, States: []int{0, 1}}
 	got := capture(t, cfg)
 	for id, want := range map[string]string{"bad": "row 2, state 0: 1 NaN, 1 Inf", "late": "row 270, state 0: 0 NaN, 1 Inf"} {
 		c := got[id]
@@ -186,7 +186,7 @@ func TestNonFiniteStatesBecomeAFaultAndOthersGoOn(t *testing.T) {
 	equal(t, "beside faults", capture(t, cfg), got)
 
 	cfg.Model, cfg.Inputs, cfg.States = m, inputs[1:2], nil
-	if c := capture(t, cfg)["bad"]; !strings.HasPrefix(c.fault.Detail, "row 2, state 8:") {
+	if c := capture(t, cfg)["bad"]; !strings.HasPrefix(c.fault.Detail, "row 2, state 2:") {
 		t.Errorf("with no state recorded the fault is %q", c.fault.Detail)
 	}
 }
