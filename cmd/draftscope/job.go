@@ -1,0 +1,260 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/draftscope/draftscope/cuda"
+	"github.com/draftscope/draftscope/data"
+	"github.com/draftscope/draftscope/drafter"
+	"github.com/draftscope/draftscope/extract/target"
+	"github.com/draftscope/draftscope/extract/tokenizer"
+	"github.com/draftscope/draftscope/pipeline"
+	"github.com/draftscope/draftscope/schemas"
+)
+
+// numerics is raised whenever the same weights and ids would give other bits
+// than before, so that a run is never resumed with other numbers.
+const numerics = "1"
+
+// job is one run, capture or replay at work. Its parts are opened in the
+// order of the fields and closed in reverse.
+type job struct {
+	jobFlags
+	out    streams
+	log    *slog.Logger
+	opened closers
+
+	place place // of the target
+	model *target.Model
+	tok   *tokenizer.Tokenizer
+	dev   cuda.Device // of the target
+
+	names   []string // of the drafters, in the order given
+	places  []place
+	prints  []string             // fingerprints of the drafters
+	devs    []cuda.Device        // one a partition
+	workers [][]*drafter.Drafter // by partition, then as names
+	taps    []int                // states that the drafters read, ascending
+
+	ds     *data.Dataset
+	record data.Run
+	faults faultList
+}
+
+// faultList collects what the stream set aside.
+type faultList struct {
+	mu   sync.Mutex
+	list []schemas.Fault
+}
+
+func (f *faultList) add(fault pipeline.Fault) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.list = append(f.list, schemas.Fault{
+		SeqID: fault.Seq, Chunk: int32(fault.Chunk), Check: fault.Check,
+		Detail: fault.Stream + ": " + fault.Detail, At: time.Now().UTC(),
+	})
+}
+
+func newJob(flags jobFlags, out streams) *job {
+	return &job{jobFlags: flags, out: out, log: slog.New(slog.NewTextHandler(out.stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
+}
+
+func (j *job) say(format string, args ...any) {
+	fmt.Fprintf(j.out.stderr, format+"\n", args...)
+}
+
+// openTarget loads the target at path.
+func (j *job) openTarget(path string) (err error) {
+	if j.place, err = targetPlace(path); err != nil {
+		return err
+	}
+	if j.dev, err = newDevice(j.backend.value, 1); err != nil {
+		return err
+	}
+	j.opened.add(j.dev)
+	if j.model, j.tok, err = openTarget(j.place, j.dev); err != nil {
+		return err
+	}
+	j.opened.add(j.model)
+	c := j.model.Config()
+	j.say("target %s: %s, %d layers, hidden %d, vocabulary %d, on %s", j.place.label, c.Family, c.Layers, c.Hidden, c.Vocab, j.dev.Name())
+	return nil
+}
+
+// openDrafters loads every drafter once a partition, each partition on a
+// device of its own.
+func (j *job) openDrafters() (err error) {
+	if j.names, j.places, err = drafterPlaces(j.drafters, j.place.label); err != nil {
+		return err
+	}
+	host := hostOf(j.model)
+	j.prints = make([]string, len(j.names))
+	for range j.parts {
+		dev, err := newDevice(j.backend.value, j.parts)
+		if err != nil {
+			return err
+		}
+		j.opened.add(dev)
+		var ds []*drafter.Drafter
+		for i, name := range j.names {
+			d, print, err := openDrafter(name, j.places[i], host, dev)
+			if err != nil {
+				return err
+			}
+			j.opened.add(closeFunc(d.Close))
+			j.prints[i] = print
+			ds = append(ds, d)
+		}
+		j.devs, j.workers = append(j.devs, dev), append(j.workers, ds)
+	}
+	for _, d := range j.workers[0] {
+		for _, tap := range d.Taps() {
+			j.taps = append(j.taps, tap.State)
+		}
+	}
+	slices.Sort(j.taps)
+	j.taps = slices.Compact(j.taps)
+	j.say("drafters: %s", strings.Join(j.names, ", "))
+	return nil
+}
+
+// chooseStates turns --states into numbers. A run that exists keeps its own
+// states when the flag leaves the choice open.
+func (j *job) chooseStates() ([]int, error) {
+	n := j.model.Config().Layers
+	switch {
+	case j.states.word == "all":
+		var all []int
+		for c := range n + 1 {
+			all = append(all, c)
+		}
+		return all, nil
+	case j.states.word == "taps":
+		if have, err := j.ds.Run(j.run); err == nil {
+			return have.States, j.needStates(have)
+		}
+		if len(j.names) == 0 {
+			return nil, badUsage("--states taps needs drafters to take the taps from; say --states all, or a list such as 2,4,%d", n)
+		}
+		states := append(slices.Clone(j.taps), n)
+		slices.Sort(states)
+		return slices.Compact(states), nil
+	}
+	for _, c := range j.states.list {
+		if c > n {
+			return nil, badUsage("--states names state %d, and target %s has states 0 to %d", c, j.place.label, n)
+		}
+	}
+	return j.states.list, j.needStates(data.Run{Name: j.run, States: j.states.list})
+}
+
+// needStates refuses a capture that lacks what a drafter reads.
+func (j *job) needStates(r data.Run) error {
+	for i, name := range j.names {
+		for _, tap := range j.workers[0][i].Taps() {
+			if !slices.Contains(r.States, tap.State) {
+				return badUsage("drafter %s reads state %d, and run %s records only %v; capture with --states all, under another --run or --out", name, tap.State, r.Name, r.States)
+			}
+		}
+	}
+	return nil
+}
+
+// openDataset opens --out for writing.
+func (j *job) openDataset(dir string) (err error) {
+	if j.ds, err = data.Create(dir, j.log); err != nil {
+		return dataError(err)
+	}
+	j.opened.add(j.ds)
+	return nil
+}
+
+// dataError gives a dataset's error its exit code.
+func dataError(err error) error {
+	switch {
+	case errors.Is(err, data.ErrNotDataset), errors.Is(err, data.ErrNewer), errors.Is(err, data.ErrMismatch),
+		errors.Is(err, data.ErrUnknownRun), errors.Is(err, data.ErrName), errors.Is(err, data.ErrDamaged):
+		return badInput(err)
+	case errors.Is(err, data.ErrLocked), errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT),
+		errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS):
+		return withCode(exitMissing, err)
+	}
+	return err
+}
+
+// jobError gives an error of the stream, or of what hangs on it, its code.
+func jobError(err error) error {
+	switch {
+	case errors.Is(err, pipeline.ErrNoServer), errors.Is(err, pipeline.ErrNoJetStream), errors.Is(err, pipeline.ErrStoreInUse),
+		errors.Is(err, pipeline.ErrRefused), errors.Is(err, pipeline.ErrAnotherWriter), errors.Is(err, cuda.ErrMemory):
+		return withCode(exitMissing, err)
+	case errors.Is(err, pipeline.ErrConfig), errors.Is(err, target.ErrInput):
+		return badInput(err)
+	}
+	return dataError(err)
+}
+
+// addDrafters records the drafters of the run, and how they are asked.
+func (j *job) addDrafters() error {
+	for i, name := range j.names {
+		err := j.ds.AddDrafter(j.run, data.Drafter{
+			Name: name, Source: j.places[i].label, Fingerprint: j.prints[i],
+			Options: map[string]string{"anchors": j.anchors.value, "budgets": j.budgets.String(), "losses": j.losses.value, "numerics": numerics},
+		})
+		if err != nil {
+			return dataError(err)
+		}
+	}
+	return nil
+}
+
+// unscored tells the stored sequences that some drafter has not scored.
+func (j *job) unscored(stored map[string]string) (map[string]bool, error) {
+	left := map[string]bool{}
+	for _, name := range j.names {
+		scored, err := j.ds.Scored(j.run, name)
+		if err != nil {
+			return nil, dataError(err)
+		}
+		for seq := range stored {
+			if _, ok := scored[seq]; !ok {
+				left[seq] = true
+			}
+		}
+	}
+	return left, nil
+}
+
+// newStage makes the drafting stage of a partition.
+func (j *job) newStage(partition int) (pipeline.Stage, error) {
+	var losses cuda.Losses
+	switch j.losses.value {
+	case "kl":
+		losses = cuda.KL
+	case "all":
+		losses = cuda.KL | cuda.RKL | cuda.JSD | cuda.TV
+	}
+	// An existing stream keeps its number of partitions, whatever the flag.
+	worker := partition % len(j.workers)
+	if partition >= len(j.workers) {
+		return nil, badUsage("the stream of run %s has more partitions than --partitions %d; give at least %d", j.run, j.parts, partition+1)
+	}
+	stage, err := drafter.NewStage(drafter.Config{
+		Drafters: j.workers[worker], Host: hostOf(j.model), Device: j.devs[worker],
+		Anchors: drafter.Mode(j.anchors.value), Budgets: j.budgets, Losses: losses, Log: j.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	j.opened.add(closeFunc(stage.Close))
+	return stage, nil
+}

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/draftscope/draftscope/data/query"
+)
+
+const queryHelp = `usage: draftscope query --dataset DIR [--format table|csv|json] SQL
+
+Asks a dataset in SQL, through DuckDB. The tables are sequences, tokens,
+states, drafts, slots, rounds, similarity and faults; every named number of
+docs/metrics.md is a view.
+
+examples:
+  draftscope query --dataset ds "SELECT * FROM slot_accuracy ORDER BY drafter, slot"
+  draftscope query --dataset ds --format csv "FROM accept_len"
+  draftscope query --dataset ds "SELECT table_name FROM information_schema.tables"
+`
+
+func cmdQuery(ctx context.Context, args []string, out streams) error {
+	fs := newFlags("query", queryHelp, out)
+	dir := fs.String("dataset", defaultOut, "the dataset's `DIR`")
+	format := oneOfFlag(fs, "format", "table", "table, csv or json `NAME`", "csv", "json")
+	rest, err := parse(fs, args)
+	if err != nil {
+		return err
+	}
+	if len(rest) != 1 {
+		return badUsage("query wants one SQL statement in quotes, and got %d arguments; \"draftscope query --help\" shows examples", len(rest))
+	}
+	db, err := openDB(ctx, *dir, out)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	rows, err := db.Query(ctx, rest[0])
+	if err != nil {
+		return badInput(err)
+	}
+	return query.Write(out.stdout, rows, query.Format(format.value))
+}
+
+// openDB opens a dataset for SQL, and says which files it leaves out.
+func openDB(ctx context.Context, dir string, out streams) (*query.DB, error) {
+	db, err := query.Open(ctx, dir, query.Options{})
+	if err != nil {
+		if errors.Is(err, query.ErrNoDuckDB) {
+			return nil, withCode(exitMissing, err)
+		}
+		return nil, badInput(err)
+	}
+	for _, w := range db.Warnings() {
+		fmt.Fprintf(out.stderr, "draftscope: leaving out %s\n", w)
+	}
+	return db, nil
+}

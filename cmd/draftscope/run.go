@@ -1,0 +1,235 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+
+	"github.com/draftscope/draftscope/cmd/demo"
+	"github.com/draftscope/draftscope/data"
+	"github.com/draftscope/draftscope/extract/target"
+	"github.com/draftscope/draftscope/pipeline"
+	"github.com/draftscope/draftscope/schemas"
+)
+
+const runHelp = `usage: draftscope run [flags]
+
+Runs a target on prompts (or given token ids), captures its hidden states,
+streams them through JetStream, drafts on them with every drafter version,
+scores the drafts, stores all of it as Parquet, and reports which drafter is
+better, and where. Without flags it uses the shipped model and prompts.
+
+Ctrl-C finishes what was begun and leaves a valid dataset; the same command
+goes on from there. The first interrupt drains, a second one stops at once.
+
+examples:
+  draftscope run
+  draftscope run --limit 4 --budgets 8,32 --out ds
+  draftscope run --target ./qwen --drafter v1=./v1 --drafter v2=./v2 --prompts prompts.jsonl --out ds
+  draftscope run --sequences sequences.jsonl --nats nats://host:4222 --out ds
+`
+
+const captureHelp = `usage: draftscope capture [flags]
+
+Captures a target's hidden states into a dataset, without drafters; put
+drafters on it later with "draftscope replay". With the shipped model the
+default --states taps means the taps of the shipped drafters.
+
+examples:
+  draftscope capture --states all --out ds
+  draftscope capture --target ./qwen --prompts prompts.jsonl --states 2,17,32,47,62,64 --dtype bf16 --out ds
+`
+
+func cmdRun(ctx context.Context, args []string, out streams) error {
+	var j jobFlags
+	flags := newFlags("run", runHelp, out)
+	j.captureFlags(flags)
+	j.draftFlags(flags)
+	j.commonFlags(flags)
+	if err := parseNone(flags, args); err != nil {
+		return err
+	}
+	return captureJob(ctx, newJob(j, out), true)
+}
+
+func cmdCapture(ctx context.Context, args []string, out streams) error {
+	var j jobFlags
+	flags := newFlags("capture", captureHelp, out)
+	j.captureFlags(flags)
+	j.commonFlags(flags)
+	if err := parseNone(flags, args); err != nil {
+		return err
+	}
+	return captureJob(ctx, newJob(j, out), false)
+}
+
+// captureJob is run, and capture when it does not score.
+func captureJob(ctx context.Context, j *job, score bool) (err error) {
+	if err := j.validate(); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, j.opened.Close()) }()
+	inputs, err := j.inputs()
+	if err != nil {
+		return err
+	}
+	if err := j.openTarget(j.target); err != nil {
+		return err
+	}
+	if score {
+		if err := j.openDrafters(); err != nil {
+			return err
+		}
+	} else if j.states.word == "taps" && j.place.label == demoTarget {
+		if err := j.demoTaps(); err != nil {
+			return err
+		}
+	}
+	// The inputs are checked against the model before anything is written.
+	source, err := j.newSource(inputs, nil, nil)
+	if err != nil {
+		return jobError(err)
+	}
+	if err := source.Close(); err != nil {
+		return err
+	}
+	if err := j.openDataset(j.jobFlags.out); err != nil {
+		return err
+	}
+	states, err := j.chooseStates()
+	if err != nil {
+		return err
+	}
+	if err := j.addRun(states); err != nil {
+		return err
+	}
+	sum, err := j.capture(ctx, inputs, states, score)
+	if err != nil {
+		return err
+	}
+	finishErr := j.finish(sum)
+	if err := j.report(ctx); err != nil {
+		return err
+	}
+	return finishErr
+}
+
+// capture moves what is not stored or scored yet.
+func (j *job) capture(ctx context.Context, inputs []target.Input, states []int, score bool) (sum pipeline.Summary, err error) {
+	stored, err := j.ds.Stored(j.run)
+	if err != nil {
+		return sum, dataError(err)
+	}
+	if err := j.sameInputs(inputs, stored); err != nil {
+		return sum, err
+	}
+	wanted := map[string]bool{}
+	for _, in := range inputs {
+		wanted[in.ID] = true
+	}
+	left := map[string]bool{} // stored and wanted, but not scored by all
+	if score {
+		if err := j.addDrafters(); err != nil {
+			return sum, err
+		}
+		if left, err = j.unscored(stored); err != nil {
+			return sum, err
+		}
+		maps.DeleteFunc(left, func(id string, _ bool) bool { return !wanted[id] })
+	}
+	source, err := j.newSource(inputs, states, func(id string) bool { _, ok := stored[id]; return ok })
+	if err != nil {
+		return sum, jobError(err)
+	}
+	defer func() { err = errors.Join(err, source.Close()) }()
+	total := source.Remaining() + len(left)
+	if total == 0 {
+		j.say("run %s in %s is complete already: %d sequences", j.run, j.ds.Dir(), len(wanted))
+		return sum, nil
+	}
+	if done := len(wanted) - total; done > 0 {
+		j.say("resuming run %s in %s: %d of %d sequences are done already", j.run, j.ds.Dir(), done, len(wanted))
+	}
+	sources := chain{source}
+	if len(left) > 0 {
+		replay, err := j.ds.Replay(j.run, data.ReplayConfig{Want: func(id string) bool { return left[id] }, BatchRows: j.batchRows})
+		if err != nil {
+			return sum, dataError(err)
+		}
+		defer func() { err = errors.Join(err, replay.Close()) }()
+		sources = chain{replay, source}
+	}
+	return j.move(ctx, flow{source: &sources, total: total, score: score, capture: true})
+}
+
+// newSource is the target's source of captures.
+func (j *job) newSource(inputs []target.Input, states []int, skip func(string) bool) (*target.Source, error) {
+	return target.NewSource(target.SourceConfig{
+		Model: j.model, Tokenizer: j.tok, Inputs: inputs, Run: j.run, States: states, DType: schemas.DType(j.dtype.value),
+		BatchRows: j.batchRows, MaxNewTokens: j.maxNew, Temperature: float32(j.temp), Seed: uint64(j.seed), Redact: j.redact, Skip: skip,
+	})
+}
+
+// demoTaps reads the taps of the shipped drafters.
+func (j *job) demoTaps() error {
+	if err := j.openDrafters(); err != nil {
+		return err
+	}
+	j.names = nil
+	return nil
+}
+
+// addRun records the run, or resumes the one of this name.
+func (j *job) addRun(states []int) error {
+	c := j.model.Config()
+	return dataError(j.ds.AddRun(data.Run{
+		Name: j.run, Target: j.place.label, States: states, Layers: c.Layers, Hidden: c.Hidden,
+		FinalNorm: data.FinalPreNorm, DType: schemas.DType(j.dtype.value),
+		Engine: "draftscope", EngineVersion: numerics,
+		Fingerprints: data.Fingerprints{Weights: j.model.Fingerprint(), Tokenizer: j.tok.Fingerprint(), Template: "chatml"},
+		Options: map[string]string{
+			"device": j.dev.Name(), "max_new": strconv.Itoa(j.maxNew), "temperature": fmt.Sprint(j.temp),
+			"seed": strconv.FormatInt(j.seed, 10), "redact": strconv.FormatBool(j.redact),
+		},
+	}))
+}
+
+// inputs reads what is to be captured.
+func (j *job) inputs() ([]target.Input, error) {
+	read, name := target.ReadPrompts, j.prompts
+	if j.sequences != "" {
+		read, name = target.ReadSequences, j.sequences
+	}
+	var r io.ReadCloser
+	var err error
+	switch {
+	case name != "":
+		r, err = os.Open(name)
+	case j.target == "" || j.target == demoTarget:
+		name = "prompts.jsonl of the demo"
+		r, err = demo.FS().Open("prompts.jsonl")
+	default:
+		return nil, badUsage("no input: give --prompts FILE.jsonl or --sequences FILE.jsonl")
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, badUsage("there is no file %s; give a JSONL file, one object a line", name)
+	}
+	if err != nil {
+		return nil, badInput(fmt.Errorf("opening %s: %w", name, err))
+	}
+	defer r.Close()
+	inputs, err := read(r, name)
+	if err != nil {
+		return nil, badInput(err)
+	}
+	if j.limit > 0 && j.limit < len(inputs) {
+		inputs = inputs[:j.limit]
+	}
+	return slices.Clip(inputs), nil
+}
