@@ -118,6 +118,9 @@ func (r *reader) subscribe(ctx context.Context) (jetstream.Consumer, error) {
 // read runs until the end-of-run marker of this invocation is through.
 func (r *reader) read(ctx context.Context) error {
 	for {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		lost := r.run.reconnected()
 		consumer, err := r.subscribe(ctx)
 		if err == nil {
@@ -158,7 +161,8 @@ func outage(err error) bool {
 
 // follow handles the consumer's messages as they come.
 func (r *reader) follow(ctx context.Context, consumer jetstream.Consumer, lost <-chan struct{}) error {
-	pulling, stop := context.WithCancel(ctx)
+	// Without ctx's deadline, which a fetch would make its own.
+	pulling, stop := context.WithCancel(context.WithoutCancel(ctx))
 	msgs := make(chan jetstream.Msg, pullBatch)
 	pulled := make(chan error, 1)
 	go func() { pulled <- pull(pulling, consumer, msgs) }()
