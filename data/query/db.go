@@ -136,7 +136,8 @@ func settings(opt Options, dir, spill string) []string {
 		"SET autoload_known_extensions = false",
 		"SET TimeZone = 'UTC'",
 		"SET temp_directory = " + Literal(spill),
-		"SET allowed_directories = [" + Literal(withSlash(dir)) + "]",
+		// DuckDB checks a path both as we spell it and as it is.
+		"SET allowed_directories = [" + Literal(withSlash(dir)) + ", " + Literal(noPattern.Replace(withSlash(dir))) + "]",
 	}
 	if opt.Threads > 0 {
 		s = append(s, fmt.Sprintf("SET threads = %d", opt.Threads))
@@ -165,7 +166,13 @@ func (db *DB) Warnings() []Warning { return db.warnings }
 // else, and several statements at once, is refused with [ErrStatement]. An
 // error of DuckDB comes as one line. The caller closes the rows.
 func (db *DB) Query(ctx context.Context, sql string) (*Rows, error) {
-	return db.eng.query(ctx, sql)
+	rows, err := db.eng.query(ctx, sql)
+	if err != nil && damaged(err) {
+		if name := db.culprit(ctx, sql); name != "" {
+			return nil, fmt.Errorf("reading %s: the file is damaged; move it away and ask again: %w", name, err)
+		}
+	}
+	return rows, err
 }
 
 // Close releases DuckDB. No Rows may be used afterwards.

@@ -226,3 +226,37 @@ func openFooter(path string) (_ *parquet.File, err error) {
 	}
 	return footer, nil
 }
+
+// damaged says whether an error of DuckDB may come from a file's pages, which
+// no footer vouches for. DuckDB does not say from which file.
+func damaged(err error) bool {
+	msg := err.Error()
+	for _, kind := range []string{"Invalid Error", "IO Error", "Internal Error", "Serialization Error"} {
+		if strings.HasPrefix(msg, kind) {
+			return true
+		}
+	}
+	return strings.Contains(msg, "ecompress") || strings.Contains(msg, "orrupt")
+}
+
+// culprit reads every file that sql may have read, one by one, and returns
+// the first that fails, relative to the dataset. The states are only read
+// when they are asked for, since they dwarf the rest.
+func (db *DB) culprit(ctx context.Context, sql string) string {
+	for _, t := range tables {
+		if t.name == schemas.TableStates && !strings.Contains(strings.ToLower(sql), t.name) {
+			continue
+		}
+		for _, f := range db.tables[t.name] {
+			rows, err := db.eng.query(ctx, "SELECT min(hash(f)) FROM "+readParquet(f.path)+" f")
+			if err == nil {
+				_, err = rows.All()
+			}
+			if err != nil && ctx.Err() == nil {
+				rel, _ := filepath.Rel(db.dir, f.path)
+				return filepath.ToSlash(rel)
+			}
+		}
+	}
+	return ""
+}

@@ -9,7 +9,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -261,4 +263,69 @@ func TestACancelledQueryEnds(t *testing.T) {
 	if _, err := db.Query(ctx, "SELECT count(*) FROM range(1000000000) a, range(1000) b"); !errors.Is(err, context.Canceled) {
 		t.Errorf("error is %v, want context.Canceled", err)
 	}
+}
+
+func TestAPathOfGlobSignsIsAPath(t *testing.T) {
+	root := t.TempDir()
+	for _, name := range []string{"a[1]", "b*", "c?", "it's", "d x=1"} {
+		dir := filepath.Join(root, name)
+		querytest.Slots(t, dir, "r", "d", name, []int{1})
+		wantRows(t, openDB(t, dir), 0, "SELECT seq_id FROM slots", row(name))
+	}
+}
+
+func TestADatasetBehindALinkIsRead(t *testing.T) {
+	dir, link := t.TempDir(), filepath.Join(t.TempDir(), "link")
+	querytest.Slots(t, dir, "r", "d", "s", []int{1})
+	if err := os.Symlink(dir, link); err != nil {
+		t.Skipf("no links here: %v", err)
+	}
+	wantRows(t, openDB(t, link), 0, "SELECT seq_id FROM slots", row("s"))
+}
+
+func TestAFlippedPageIsAnErrorThatNamesItsFile(t *testing.T) {
+	dir := t.TempDir()
+	querytest.Slots(t, dir, "r", "d", "s", make([][]int, 0)...)
+	var rows []schemas.Slot
+	for i := range 5000 {
+		rows = append(rows, schemas.Slot{SeqID: strconv.Itoa(i), Anchor: int32(i * 7919)})
+	}
+	path := querytest.Write(t, dir, "slots/run=r/drafter=d/flipped.parquet", rows...)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 4; i < 400; i++ { // the first page's header and some of its body
+		data[i] ^= 0xff
+	}
+	if err := os.WriteFile(path, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	db := openDB(t, dir)
+	if _, err := db.Query(t.Context(), "SELECT max(seq_id) FROM slots"); err == nil || !strings.Contains(err.Error(), "flipped.parquet") || strings.Contains(err.Error(), "\n") {
+		t.Errorf("error is %v, want one line that names the file", err)
+	}
+	wantRows(t, db, 0, "SELECT 1", row(int64(1))) // the database lives on
+}
+
+func TestQueriesRunSideBySide(t *testing.T) {
+	dir := t.TempDir()
+	querytest.Slots(t, dir, "r", "d", "s", []int{1, 0, 1})
+	db := openDB(t, dir)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 5 {
+				rows, err := db.Query(t.Context(), "SELECT hits FROM slot_accuracy ORDER BY slot")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if all, err := rows.All(); err != nil || len(all) != 3 {
+					t.Errorf("%v, %v", all, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
 }

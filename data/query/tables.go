@@ -90,18 +90,30 @@ func (t table) view(files []file) string {
 	branches := make(map[string][]string) // head of the branch → paths
 	for _, f := range files {
 		head := t.selectList(f)
-		branches[head] = append(branches[head], Literal(f.path))
+		branches[head] = append(branches[head], f.path)
 	}
 	if len(branches) == 0 {
 		return fmt.Sprintf("CREATE VIEW %s AS %s WHERE false", t.name, t.selectList(file{missing: t.names()}))
 	}
 	heads := make([]string, 0, len(branches))
 	for head, paths := range branches {
-		heads = append(heads, fmt.Sprintf("%s FROM read_parquet([%s], hive_partitioning = false)", head, strings.Join(paths, ", ")))
+		heads = append(heads, head+" FROM "+readParquet(paths...))
 	}
 	slices.Sort(heads)
 	return fmt.Sprintf("CREATE VIEW %s AS %s", t.name, strings.Join(heads, "\nUNION ALL "))
 }
+
+// readParquet is the table function over these files and no others: signs that
+// would make a pattern of a path are taken as they stand.
+func readParquet(paths ...string) string {
+	literals := make([]string, len(paths))
+	for i, p := range paths {
+		literals[i] = Literal(noPattern.Replace(p))
+	}
+	return fmt.Sprintf("read_parquet([%s], hive_partitioning = false)", strings.Join(literals, ", "))
+}
+
+var noPattern = strings.NewReplacer("[", "[[]", "*", "[*]", "?", "[?]")
 
 // selectList names every column, the partitions first. A column that the
 // file lacks is NULL.

@@ -19,9 +19,9 @@ FROM (
            count(*) AS slots,
            count(hit) AS scored,
            count(*) FILTER (hit) AS hits,
-           coalesce(min(slot) FILTER (hit IS NULL), max(slot) + 1) - 1 AS lead_scored,
-           coalesce(min(slot) FILTER (hit IS NULL OR NOT hit), max(slot) + 1) - 1 AS lead_hits,
-           coalesce(min(slot) FILTER (hit IS NULL OR rank IS NULL OR rank >= 8), max(slot) + 1) - 1 AS lead_top8
+           coalesce(min(slot) FILTER (hit IS NULL), max(slot)::BIGINT + 1) - 1 AS lead_scored,
+           coalesce(min(slot) FILTER (hit IS NULL OR NOT hit), max(slot)::BIGINT + 1) - 1 AS lead_hits,
+           coalesce(min(slot) FILTER (hit IS NULL OR rank IS NULL OR rank >= 8), max(slot)::BIGINT + 1) - 1 AS lead_top8
     FROM slots
     GROUP BY run, drafter, seq_id, anchor
 );

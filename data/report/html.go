@@ -143,7 +143,7 @@ func (run Run) page() pageRun {
 	}
 	add(section{
 		Title: "Drafter against drafter", Chart: run.forest(),
-		Note: "accept_len_macro over shared sequences, paired bootstrap; a bar has the colour of the drafter that leads beyond the interval, grey means undecided",
+		Note: "accept_len_macro over shared sequences, paired bootstrap; a bar has the colour of the drafter that leads beyond the interval, grey means undecided; W/T/L counts the sequences that A wins, ties and loses",
 	}, run.pairCompactTable(), none)
 	add(section{Facets: run.slotDifferences()}, run.slotLeadTable(), run.slotPairTable())
 	add(section{Chart: run.slotChart("prefix_rate", func(s Slot) Estimate { return s.PrefixRate }), Legend: out.Legend}, run.prefixTable(), none)

@@ -7,6 +7,10 @@ import (
 	"github.com/draftscope/draftscope/data/query"
 )
 
+// longest is the deepest slot and the longest acceptance that a report shows.
+// No block comes near it; a damaged file may claim anything.
+const longest = "1024"
+
 // loader reads a dataset's sums. Its first error stops all that follows.
 type loader struct {
 	ctx context.Context //nolint:containedctx // lives for one Build
@@ -128,17 +132,20 @@ func (l *loader) drafters(run string) []*sums {
 		s.index[r.text(1)] = len(s.seqs)
 		s.seqs = append(s.seqs, r.text(1))
 	})
+	for _, s := range all {
+		s.streak = newCounted(len(s.seqs))
+	}
 	// at finds the place of a row whose first columns are drafter and seq_id.
 	at := func(r record) (*sums, int) {
 		s := by[r.text(0)]
 		return s, s.index[r.text(1)]
 	}
-	l.each(`SELECT drafter, seq_id, slot, hits, scored FROM slot_accuracy_by_sequence`+in+` AND slot >= 1`, func(r record) {
+	l.each(`SELECT drafter, seq_id, slot, hits, scored FROM slot_accuracy_by_sequence`+in+` AND slot BETWEEN 1 AND `+longest, func(r record) {
 		s, i := at(r)
 		k := s.slot(r.int(2))
 		k.acc.num[i], k.acc.den[i] = r.float(3), r.float(4)
 	})
-	l.each(`SELECT drafter, seq_id, slot, anchors, prefix_hits, reached FROM prefix_rate_by_sequence`+in, func(r record) {
+	l.each(`SELECT drafter, seq_id, slot, anchors, prefix_hits, reached FROM prefix_rate_by_sequence`+in+` AND slot <= `+longest, func(r record) {
 		s, i := at(r)
 		k := s.slot(r.int(2))
 		k.prefix.num[i], k.prefix.den[i] = r.float(4), r.float(3)
@@ -146,9 +153,6 @@ func (l *loader) drafters(run string) []*sums {
 	})
 	l.each(`SELECT drafter, seq_id, sum_streak, anchors FROM top8_streak_by_sequence`+in, func(r record) {
 		s, i := at(r)
-		if s.streak.num == nil {
-			s.streak = newCounted(len(s.seqs))
-		}
 		s.streak.num[i], s.streak.den[i] = r.float(2), r.float(3)
 	})
 	l.each(`SELECT drafter, seq_id, objective, sum, count FROM loss_means_by_sequence`+in, func(r record) {
@@ -188,14 +192,14 @@ func (l *loader) details(run string, drafters []Drafter) {
 		d := by[r.text(0)]
 		d.Anchors, d.Scored, d.Capped = r.int(1), r.int(2), r.int(3)
 	})
-	l.each("SELECT drafter, slot, data_hits FROM slot_accuracy"+in+" AND slot >= 1", func(r record) {
+	l.each("SELECT drafter, slot, data_hits FROM slot_accuracy"+in+" AND slot BETWEEN 1 AND "+longest, func(r record) {
 		by[r.text(0)].Slots[r.int(1)-1].DataHits = r.int(2)
 	})
 	l.each("SELECT drafter, objective, weighting, gamma, normaliser, slots, weight, weighted, loss FROM losses"+in+" ORDER BY drafter, recipe", func(r record) {
 		d := by[r.text(0)]
 		d.Losses = append(d.Losses, Loss{r.text(1), r.text(2), r.maybe(3), r.text(4), r.int(5), r.maybe(6), r.maybe(7), r.maybe(8)})
 	})
-	l.each("SELECT drafter, method, budget, accept_len, rounds, share FROM accept_len_histogram"+in+" ORDER BY ALL", func(r record) {
+	l.each("SELECT drafter, method, budget, accept_len, rounds, share FROM accept_len_histogram"+in+" AND accept_len BETWEEN 1 AND "+longest+" ORDER BY ALL", func(r record) {
 		d := by[r.text(0)]
 		for i := range d.Acceptance {
 			if a := &d.Acceptance[i]; a.Method == r.text(1) && a.Budget == r.int(2) {

@@ -162,7 +162,7 @@ func (run Run) distributionFacets() []facet {
 		if v := acc.AcceptLenMicro.Value; v != nil {
 			c.Lines = append(c.Lines, segment{a.x(*v), a.top, a.x(*v), a.bottom, "mean"})
 			right := a.x(*v) > (a.left+a.right)/2
-			c.Texts = append(c.Texts, label{a.x(*v) + 5 - 10*float64(b2i(right)), a.top + 9, pick(right, "end", "start"), "tick", "mean " + fixed(v, 2)})
+			c.Texts = append(c.Texts, label{a.x(*v) + 5 - 10*float64(b2i(right)), a.top + 9, pick(right, "end", "start"), "over", "mean " + fixed(v, 2)})
 		}
 		a.xTitle("tokens a round, bonus counted")
 		out = append(out, facet{

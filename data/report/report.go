@@ -230,6 +230,9 @@ func Build(ctx context.Context, db *query.DB, opt Options) (*Report, error) {
 		}
 		run := l.run(name)
 		sums := l.drafters(name)
+		if l.err != nil {
+			break
+		}
 		for _, s := range sums {
 			d, err := s.estimate(ctx, opt)
 			if err != nil {

@@ -399,3 +399,22 @@ func TestManyDraftersAreComparedWithTheBest(t *testing.T) {
 		t.Errorf("pairs are %+v", pairs)
 	}
 }
+
+func TestAbsurdRowsDoNoHarm(t *testing.T) {
+	dir := t.TempDir()
+	querytest.Slots(t, dir, "r", "d", "s", []int{1, 0})
+	nan := float32(math.NaN())
+	querytest.Write(t, dir, "slots/run=r/drafter=d/x.parquet",
+		schemas.Slot{SeqID: "x", Slot: math.MaxInt32, Hit: new(true)}, schemas.Slot{SeqID: "x", Slot: -5, Hit: new(true)},
+		schemas.Slot{SeqID: "y", Slot: 1, Hit: new(true), CE: &nan, TV: &nan})
+	querytest.Write(t, dir, "rounds/run=r/drafter=d/x.parquet",
+		schemas.Round{SeqID: "x", Method: "chain", AcceptLen: math.MaxInt32}, schemas.Round{SeqID: "x", Method: "?", Budget: -3, AcceptLen: -4},
+		schemas.Round{SeqID: "x", Method: "ddtree", Budget: math.MinInt32, AcceptLen: 1})
+	r := build(t, dir, Options{Resamples: 10})
+	if err := WriteJSON(io.Discard, r); err != nil {
+		t.Error(err)
+	}
+	if s := text(t, r) + html(t, r); strings.Contains(s, "NaN") || len(r.Runs[0].Drafters[0].Slots) != 2 {
+		t.Errorf("it reads\n%s", s)
+	}
+}

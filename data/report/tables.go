@@ -180,7 +180,7 @@ func (run Run) pairTable() table {
 
 // pairCompactTable is pairTable for a narrow place.
 func (run Run) pairCompactTable() table {
-	t := table{head: []string{"A − B", "where", "A", "B", "difference", "95 % interval", "win/tie/loss"}, left: 2}
+	t := table{head: []string{"pair A − B", "where", "A", "B", "A − B", "95 % interval", "W/T/L"}, left: 2}
 	for _, row := range run.pairTable().rows {
 		t.rows = append(t.rows, []string{row[0] + " − " + row[1], row[2], row[3], row[4], row[5], row[6], strings.Join(row[7:10], "/")})
 	}
