@@ -115,12 +115,12 @@ func TestAWalkFollowsTheTargetsAnswers(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			w := tree.Walk(func(node int32) (int32, bool) {
 				y, ok := tt.answers[node]
-				return int32(y), ok
+				return y, ok
 			})
 			if diff := cmp.Diff(tt.path, w.Path); diff != "" {
 				t.Errorf("path:\n%s", diff)
 			}
-			if w.Bonus != int32(tt.bonus) || w.Accepted() != tt.accepted || w.Truncated {
+			if w.Bonus != tt.bonus || w.Accepted() != tt.accepted || w.Truncated {
 				t.Errorf("bonus %c, accepted %d, truncated %t", w.Bonus, w.Accepted(), w.Truncated)
 			}
 		})
@@ -146,9 +146,5 @@ func TestAWalkIsTruncatedOnlyWhereMoreCouldBeAccepted(t *testing.T) {
 }
 
 func text(tokens []int32) string {
-	var s []rune
-	for _, t := range tokens {
-		s = append(s, t)
-	}
-	return string(s)
+	return string(tokens)
 }

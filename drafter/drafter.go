@@ -73,7 +73,7 @@ func open(name string, configJSON []byte, w Weights, host Host, dev cuda.Device)
 	}
 	d := &Drafter{Name: name, head: host.Head, load: load}
 	if d.Model, err = f.open(opening{config: configJSON, load: load, host: host, dev: dev}); err == nil {
-		err = d.loadHead(host, dev)
+		err = d.loadHead(host)
 	}
 	if err == nil {
 		err = load.unknown()
@@ -92,7 +92,7 @@ const (
 
 // loadHead takes the checkpoint's own head if it has one and it is not merely
 // a copy of the target's.
-func (d *Drafter) loadHead(host Host, dev cuda.Device) error {
+func (d *Drafter) loadHead(host Host) error {
 	if !d.load.has(headName) {
 		return nil
 	}
