@@ -174,7 +174,9 @@ type HeadResult struct {
 // time; they may run behind, but results are visible to later calls and to
 // Download. Shape mistakes are errors that wrap [ErrShape].
 type Device interface {
-	// Name says what runs the operations, for people ("cpu (avx2, 2 threads)").
+	// Name says what runs the operations, for people ("cpu avx2 (2 threads)"):
+	// the kind of arithmetic, which decides the last bits, and in parentheses
+	// what does not.
 	Name() string
 	// New allocates n zeroed float32 values.
 	New(n int) (Buffer, error)

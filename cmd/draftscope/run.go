@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/draftscope/draftscope/cmd/demo"
 	"github.com/draftscope/draftscope/data"
@@ -188,13 +189,14 @@ func (j *job) demoTaps() error {
 // addRun records the run, or resumes the one of this name.
 func (j *job) addRun(states []int) error {
 	c := j.model.Config()
+	kind, _, _ := strings.Cut(j.dev.Name(), " (")
 	return dataError(j.ds.AddRun(data.Run{
 		Name: j.run, Target: j.place.label, States: states, Layers: c.Layers, Hidden: c.Hidden,
 		FinalNorm: data.FinalPreNorm, DType: schemas.DType(j.dtype.value),
 		Engine: "draftscope", EngineVersion: numerics,
 		Fingerprints: data.Fingerprints{Weights: j.model.Fingerprint(), Tokenizer: j.tok.Fingerprint(), Template: "chatml"},
 		Options: map[string]string{
-			"device": j.dev.Name(), "max_new": strconv.Itoa(j.maxNew), "temperature": fmt.Sprint(j.temp),
+			"device": kind, "max_new": strconv.Itoa(j.maxNew), "temperature": fmt.Sprint(j.temp),
 			"seed": strconv.FormatInt(j.seed, 10), "redact": strconv.FormatBool(j.redact),
 		},
 	}))

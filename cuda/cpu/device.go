@@ -67,7 +67,7 @@ func (d *Device) Name() string {
 	if d.threads == 1 {
 		plural = ""
 	}
-	return fmt.Sprintf("cpu (%s, %d thread%s)", kernelName(), d.threads, plural)
+	return fmt.Sprintf("cpu %s (%d thread%s)", kernelName(), d.threads, plural)
 }
 
 // Close implements [cuda.Device]; there is nothing to give back.

@@ -59,7 +59,7 @@ func checkFormat(dir string) error {
 		return fmt.Errorf("%w: reading %s: %w", ErrNotDataset, manifestName, err)
 	}
 	if manifest.FormatVersion > schemas.FormatVersion {
-		return newerFormat(strconv.Itoa(manifest.FormatVersion))
+		return fmt.Errorf("%s: %w", manifestName, newerFormat(strconv.Itoa(manifest.FormatVersion)))
 	}
 	return nil
 }
