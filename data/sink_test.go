@@ -1,8 +1,10 @@
 package data
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -78,15 +80,30 @@ func (s sample) records(t testing.TB, mem memory.Allocator, rows int) []arrow.Re
 	return append(recs, schemas.Record(mem, env, []schemas.Sequence{s.sequence}))
 }
 
-// anySink is what the pipeline calls.
-type anySink interface {
-	writer
-	Commit(ctx ctx) error
-	Close() error
-}
+// What the pipeline asks of sinks and sources, spelled here since the two
+// packages do not know each other.
+type (
+	port interface {
+		Write(ctx context.Context, seq string, rec arrow.Record) error
+		End(ctx context.Context, seq string, streamSeq uint64) error
+		Drop(seq string)
+		Pending() int64
+		Commit(ctx context.Context) error
+		Close() error
+	}
+	sourcePort interface {
+		Next(ctx context.Context) (seq string, rec arrow.Record, last bool, err error)
+	}
+)
+
+var (
+	_ port       = (*CaptureSink)(nil)
+	_ port       = (*ResultSink)(nil)
+	_ sourcePort = (*ReplaySource)(nil)
+)
 
 // feed writes records and ends the sequence.
-func feed(t testing.TB, s writer, seq string, streamSeq uint64, recs []arrow.Record) {
+func feed(t testing.TB, s port, seq string, streamSeq uint64, recs []arrow.Record) {
 	t.Helper()
 	for _, rec := range recs {
 		if err := s.Write(t.Context(), seq, rec); err != nil {
@@ -165,6 +182,77 @@ func TestACaptureComesBackBitForBit(t *testing.T) {
 				t.Fatal(err)
 			}
 			compareReplay(t, d, "r1", want)
+		})
+	}
+}
+
+func BenchmarkCommit(b *testing.B) {
+	for _, bc := range []struct {
+		name         string
+		hidden, rows int
+	}{{"5120", 5120, 256}, {"256", 256, 4096}} {
+		run := testRun("r1", bc.hidden, schemas.BF16)
+		smp := newSample(run, "p0", bc.rows)
+		recs := smp.records(b, memory.NewGoAllocator(), 64)
+		raw := float64(len(run.States) * len(smp.states[0]))
+		b.Run("capture/"+bc.name, func(b *testing.B) {
+			d := mustCreate(b, b.TempDir())
+			if err := d.AddRun(run); err != nil {
+				b.Fatal(err)
+			}
+			s, err := d.CaptureSink("r1", 0, SinkConfig{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer s.Close()
+			for b.Loop() {
+				for _, rec := range recs {
+					if err := s.Write(b.Context(), "p0", rec); err != nil {
+						b.Fatal(err)
+					}
+				}
+				if err := s.End(b.Context(), "p0", 1); err != nil {
+					b.Fatal(err)
+				}
+				if err := s.Commit(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+				b.StopTimer()
+				d.settle("r1", []seqKey{{seq: "p0"}}, false) // so that it is no repeat
+				for _, table := range []string{"states", "tokens", "sequences"} {
+					for _, path := range partsOf(b, d, table) {
+						if err := os.Remove(path); err != nil {
+							b.Fatal(err)
+						}
+					}
+				}
+				b.StartTimer()
+			}
+			b.ReportMetric(raw*float64(b.N)/1e6/b.Elapsed().Seconds(), "rawMB/s")
+		})
+		b.Run("replay/"+bc.name, func(b *testing.B) {
+			d := mustCreate(b, b.TempDir())
+			if err := d.AddRun(run); err != nil {
+				b.Fatal(err)
+			}
+			s, err := d.CaptureSink("r1", 0, SinkConfig{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer s.Close()
+			feed(b, s, "p0", 1, smp.records(b, memory.NewGoAllocator(), 64))
+			if err := s.Commit(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+			for b.Loop() {
+				src, err := d.Replay("r1", ReplayConfig{})
+				if err != nil {
+					b.Fatal(err)
+				}
+				replayAll(b, src)
+				src.Close()
+			}
+			b.ReportMetric(raw*float64(b.N)/1e6/b.Elapsed().Seconds(), "rawMB/s")
 		})
 	}
 }

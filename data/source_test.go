@@ -2,22 +2,13 @@ package data
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"testing"
 
-	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/draftscope/draftscope/schemas"
 	"github.com/google/go-cmp/cmp"
 )
-
-type ctx = context.Context
-
-type writer interface {
-	Write(ctx ctx, seq string, rec arrow.Record) error
-	End(ctx ctx, seq string, streamSeq uint64) error
-}
 
 // replayAll reads a source to its end.
 func replayAll(t testing.TB, src *ReplaySource) map[string]sample {

@@ -3,6 +3,7 @@
 package query
 
 import (
+	"cmp"
 	"maps"
 	"math"
 	"slices"
@@ -185,7 +186,7 @@ func accepted(rounds []schemas.Round) [][]any {
 	}
 	var out [][]any
 	for _, k := range slices.SortedFunc(maps.Keys(groups), func(a, b key) int {
-		return slices.Compare([]string{a.method, string(rune(a.budget))}, []string{b.method, string(rune(b.budget))})
+		return cmp.Or(cmp.Compare(a.method, b.method), cmp.Compare(a.budget, b.budget))
 	}) {
 		var sum, n, means float64
 		for _, lens := range groups[k] {

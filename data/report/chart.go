@@ -54,8 +54,8 @@ type axes struct {
 	x0, x1, y0, y1           float64 // data at its edges
 }
 
-func newAxes(c *chart, left, bottom float64, x0, x1, y0, y1 float64) axes {
-	return axes{c, left, 24, c.W - 12, c.H - bottom, x0, x1, y0, y1}
+func newAxes(c *chart, left float64, x0, x1, y0, y1 float64) axes {
+	return axes{c, left, 24, c.W - 12, c.H - 42, x0, x1, y0, y1}
 }
 
 func (a axes) x(v float64) float64 { return a.left + (v-a.x0)/(a.x1-a.x0)*(a.right-a.left) }

@@ -18,7 +18,7 @@ func (run Run) slotChart(title string, number func(Slot) Estimate) *chart {
 		return nil
 	}
 	c := &chart{W: chartWidth, H: chartHeight, Title: title}
-	a := newAxes(c, 46, 42, 0.5, float64(deepest)+0.5, 0, 1)
+	a := newAxes(c, 46, 0.5, float64(deepest)+0.5, 0, 1)
 	a.yTicks([]float64{0, .2, .4, .6, .8, 1}, percent, title)
 	every := (deepest + 15) / 16
 	for k := 1; k <= deepest; k += every {
@@ -71,7 +71,7 @@ func (run Run) budgetChart() *chart {
 	gap := max(1, (hi-lo)/4)
 	chainAt := lo - gap
 	ticks := nice(1, top, 5)
-	a := newAxes(c, 46, 42, chainAt-gap/2, max(hi, chainAt+gap)+gap/3, ticks[0], ticks[len(ticks)-1])
+	a := newAxes(c, 46, chainAt-gap/2, max(hi, chainAt+gap)+gap/3, ticks[0], ticks[len(ticks)-1])
 	if len(budgets) == 0 {
 		a.x0, a.x1 = chainAt-gap, chainAt+gap
 	}
@@ -148,7 +148,7 @@ func (run Run) distributionFacets() []facet {
 		}
 		c := &chart{W: chartWidth, H: 210, Title: "Acceptance distribution of " + run.Drafters[i].Drafter}
 		ticks := nice(0, top, 4)
-		a := newAxes(c, 46, 42, 0.4, float64(max(longest, 4))+0.6, 0, ticks[len(ticks)-1])
+		a := newAxes(c, 46, 0.4, float64(max(longest, 4))+0.6, 0, ticks[len(ticks)-1])
 		a.yTicks(ticks, percent, "share of rounds")
 		width := a.x(1.84) - a.x(1)
 		for n := int64(1); n <= max(longest, 4); n++ {
@@ -195,7 +195,7 @@ func (run Run) forest() *chart {
 	const rowHeight = 21.0
 	c := &chart{W: chartWidth, H: 24 + float64(rows)*rowHeight + 46, Title: "Paired differences in tokens a round"}
 	ticks := nice(lo, hi, 5)
-	a := newAxes(c, 92, 42, ticks[0], ticks[len(ticks)-1], 0, 1)
+	a := newAxes(c, 92, ticks[0], ticks[len(ticks)-1], 0, 1)
 	a.top, a.right = 8, c.W-62
 	for _, t := range ticks {
 		c.Lines = append(c.Lines, segment{a.x(t), a.top, a.x(t), a.bottom, "grid"})
@@ -262,7 +262,7 @@ func (run Run) slotDifferences() []facet {
 		}
 		ticks := nice(lo, hi, 4)
 		c := &chart{W: chartWidth, H: 210, Title: fmt.Sprintf("Accuracy of %s minus %s by slot", p.A, p.B)}
-		a := newAxes(c, 54, 42, 0.5, float64(len(p.Slots))+0.5, ticks[0], ticks[len(ticks)-1])
+		a := newAxes(c, 54, 0.5, float64(len(p.Slots))+0.5, ticks[0], ticks[len(ticks)-1])
 		a.yTicks(ticks, func(v float64) string { return signed(&v, 2) }, "difference in accuracy")
 		c.Lines = append(c.Lines, segment{a.left, a.y(0), a.right, a.y(0), "zero"})
 		every := (len(p.Slots) + 15) / 16

@@ -1,7 +1,6 @@
 package report
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -20,7 +19,7 @@ func WriteText(w io.Writer, r *Report) error {
 }
 
 func writeText(w io.Writer, r *Report, bold bool) error {
-	b := bufio.NewWriter(w)
+	b := new(strings.Builder)
 	heading := func(s string) {
 		if bold {
 			s = "\x1b[1m" + s + "\x1b[0m"
@@ -57,11 +56,12 @@ func writeText(w io.Writer, r *Report, bold bool) error {
 	for _, line := range wrap(r.method(), 100) {
 		fmt.Fprintln(b, line)
 	}
-	return b.Flush()
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
 // write aligns the columns by the runes of their cells.
-func (t table) write(w io.Writer) {
+func (t table) write(w *strings.Builder) {
 	width := make([]int, len(t.head))
 	for _, row := range append([][]string{t.head}, t.rows...) {
 		for i, cell := range row {
