@@ -198,7 +198,7 @@ func (t table) partitionValues(rel string) ([]string, error) {
 
 // openFooter reads the footer alone. A hostile footer may panic the decoder;
 // that is an error like any other.
-func openFooter(path string) (_ *parquet.File, err error) {
+func openFooter(path string) (footer *parquet.File, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("reading its footer: %v", r)
@@ -208,7 +208,7 @@ func openFooter(path string) (_ *parquet.File, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
+	defer func() { err = errors.Join(err, f.Close()) }()
 	info, err := f.Stat()
 	if err != nil {
 		return nil, err
@@ -217,7 +217,7 @@ func openFooter(path string) (_ *parquet.File, err error) {
 	if info.Size() < smallest {
 		return nil, fmt.Errorf("%d bytes are no Parquet file", info.Size())
 	}
-	footer, err := parquet.OpenFile(f, info.Size(), parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true))
+	footer, err = parquet.OpenFile(f, info.Size(), parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true))
 	if err != nil {
 		return nil, fmt.Errorf("reading its footer: %w", err)
 	}

@@ -86,8 +86,10 @@ func TestLossesEqualTheReferenceOnRandomLogits(t *testing.T) {
 			jsd += (pv*(p[v]-m) + qv*(q[v]-m)) / 2
 			alpha += min(pv, qv)
 		}
-		s := schemas.Slot{SeqID: "s", Anchor: int32(i / ref.BlockSize), Slot: int32(k), Label: new(int32(label)), DraftToken: int32(draft), LossMask: new(mask == 1),
-			CE: new(float32(-q[label])), KL: new(float32(kl)), RKL: new(float32(rkl)), JSD: new(float32(jsd)), TV: new(float32(1 - alpha))}
+		s := schemas.Slot{
+			SeqID: "s", Anchor: int32(i / ref.BlockSize), Slot: int32(k), Label: new(int32(label)), DraftToken: int32(draft), LossMask: new(mask == 1),
+			CE: new(float32(-q[label])), KL: new(float32(kl)), RKL: new(float32(rkl)), JSD: new(float32(jsd)), TV: new(float32(1 - alpha)),
+		}
 		if mask == 1 {
 			s.Hit = new(label == draft)
 		}

@@ -1,15 +1,18 @@
 package query
 
-import "context"
+import (
+	"context"
+	"errors"
+)
 
 // Version is the version of DuckDB that answers, or an error wrapping
 // [ErrNoDuckDB].
-func Version(ctx context.Context) (string, error) {
+func Version(ctx context.Context) (version string, err error) {
 	d, err := openEngine(ctx)
 	if err != nil {
 		return "", err
 	}
-	defer d.close()
+	defer func() { err = errors.Join(err, d.close()) }()
 	rows, err := d.query(ctx, "SELECT 'DuckDB ' || version()")
 	if err != nil {
 		return "", err

@@ -101,7 +101,9 @@ func writeTable(w *bufio.Writer, rows *Rows) error {
 				b.WriteString(cell + pad)
 			}
 		}
-		fmt.Fprintln(w, strings.TrimRight(b.String(), " "))
+		if _, err := fmt.Fprintln(w, strings.TrimRight(b.String(), " ")); err != nil {
+			return err
+		}
 	}
 	unit := "rows"
 	if len(cells) == 2 {
@@ -171,28 +173,31 @@ func writeJSON(w *bufio.Writer, rows *Rows) error {
 		seen[name]++
 		keys[i] = jsonString(name)
 	}
-	w.WriteString("[")
+	line := []byte("[")
 	sep := "\n"
 	for rows.Next() {
-		w.WriteString(sep + "{")
+		line = append(append(line, sep...), '{')
 		sep = ",\n"
 		for i, v := range rows.Values() {
 			if i > 0 {
-				w.WriteString(", ")
+				line = append(line, ", "...)
 			}
-			w.Write(keys[i])
-			w.WriteString(": ")
-			w.Write(appendJSON(nil, v, rows.Columns[i].Type))
+			line = append(append(line, keys[i]...), ": "...)
+			line = appendJSON(line, v, rows.Columns[i].Type)
 		}
-		w.WriteString("}")
+		line = append(line, '}')
+		if _, err := w.Write(line); err != nil {
+			return err
+		}
+		line = line[:0]
 	}
 	if err := rows.Err(); err != nil {
 		return err
 	}
 	if sep != "\n" {
-		w.WriteString("\n")
+		line = append(line, '\n')
 	}
-	_, err := w.WriteString("]\n")
+	_, err := w.Write(append(line, "]\n"...))
 	return err
 }
 

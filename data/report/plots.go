@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 
 	"github.com/draftscope/draftscope/schemas"
 )
@@ -22,7 +23,7 @@ func (run Run) slotChart(title string, number func(Slot) Estimate) *chart {
 	a.yTicks([]float64{0, .2, .4, .6, .8, 1}, percent, title)
 	every := (deepest + 15) / 16
 	for k := 1; k <= deepest; k += every {
-		a.xTick(float64(k), fmt.Sprint(k))
+		a.xTick(float64(k), strconv.Itoa(k))
 	}
 	a.xTitle("slot k: the draft of token anchor + k")
 	for i, d := range run.Drafters {
@@ -83,7 +84,7 @@ func (run Run) budgetChart() *chart {
 	for _, b := range budgets {
 		at := math.Log2(float64(b))
 		if a.x(at)-last > 26 {
-			a.xTick(at, fmt.Sprint(b))
+			a.xTick(at, strconv.FormatInt(b, 10))
 			last = a.x(at)
 		}
 	}
@@ -152,12 +153,14 @@ func (run Run) distributionFacets() []facet {
 		a.yTicks(ticks, percent, "share of rounds")
 		width := a.x(1.84) - a.x(1)
 		for n := int64(1); n <= max(longest, 4); n++ {
-			a.xTick(float64(n), fmt.Sprint(n))
+			a.xTick(float64(n), strconv.FormatInt(n, 10))
 		}
 		for _, b := range acc.Distribution {
 			y := a.y(b.Share)
-			c.Rects = append(c.Rects, rect{a.x(float64(b.AcceptLen)) - width/2, y, width, max(a.bottom-y, 0.5), seriesClass(i),
-				fmt.Sprintf("%d tokens: %s rounds, %.1f %%", b.AcceptLen, count(b.Rounds), 100*b.Share)})
+			c.Rects = append(c.Rects, rect{
+				a.x(float64(b.AcceptLen)) - width/2, y, width, max(a.bottom-y, 0.5), seriesClass(i),
+				fmt.Sprintf("%d tokens: %s rounds, %.1f %%", b.AcceptLen, count(b.Rounds), 100*b.Share),
+			})
 		}
 		if v := acc.AcceptLenMicro.Value; v != nil {
 			c.Lines = append(c.Lines, segment{a.x(*v), a.top, a.x(*v), a.bottom, "mean"})
@@ -269,7 +272,7 @@ func (run Run) slotDifferences() []facet {
 		for i, d := range p.Slots {
 			x := a.x(float64(d.Slot))
 			if i%every == 0 {
-				a.xTick(float64(d.Slot), fmt.Sprint(d.Slot))
+				a.xTick(float64(d.Slot), strconv.Itoa(d.Slot))
 			}
 			e := d.Difference
 			if e.Value == nil {

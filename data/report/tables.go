@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -24,8 +25,10 @@ func withInterval(e Estimate, digits int) string {
 
 // tables gives a run's tables in reading order; those without rows are left out.
 func (run Run) tables() []table {
-	all := []table{run.acceptanceTable(), run.summaryTable(), run.slotTable(), run.prefixTable(), run.pairTable(), run.slotLeadTable(),
-		run.distributionTable(), run.lossMeanTable(), run.lossTable(), run.faultTable()}
+	all := []table{
+		run.acceptanceTable(), run.summaryTable(), run.slotTable(), run.prefixTable(), run.pairTable(), run.slotLeadTable(),
+		run.distributionTable(), run.lossMeanTable(), run.lossTable(), run.faultTable(),
+	}
 	var out []table
 	for _, t := range all {
 		if len(t.rows) > 0 {
@@ -44,7 +47,7 @@ func (run Run) acceptanceTable() table {
 	for _, d := range run.Drafters {
 		for _, a := range d.Acceptance {
 			t.rows = append(t.rows, []string{
-				d.Drafter, a.Method, fmt.Sprint(a.Budget), fixed(a.AcceptLenMacro.Value, 3), interval(a.AcceptLenMacro, 3, false),
+				d.Drafter, a.Method, strconv.FormatInt(a.Budget, 10), fixed(a.AcceptLenMacro.Value, 3), interval(a.AcceptLenMacro, 3, false),
 				fixed(a.AcceptLenMicro.Value, 3), interval(a.AcceptLenMicro, 3, false), count(a.Rounds), count(a.Truncated), count(a.Sequences),
 			})
 		}
@@ -60,8 +63,10 @@ func (run Run) summaryTable() table {
 	}
 	for _, d := range run.Drafters {
 		if d.Anchors > 0 {
-			t.rows = append(t.rows, []string{d.Drafter, count(int64(d.Sequences)), count(d.Anchors), count(d.Capped), count(d.Scored),
-				withInterval(d.EAL, 3), withInterval(d.ExpectedAccepted, 3), withInterval(d.Top8Streak, 3)})
+			t.rows = append(t.rows, []string{
+				d.Drafter, count(int64(d.Sequences)), count(d.Anchors), count(d.Capped), count(d.Scored),
+				withInterval(d.EAL, 3), withInterval(d.ExpectedAccepted, 3), withInterval(d.Top8Streak, 3),
+			})
 		}
 	}
 	return t
@@ -76,7 +81,7 @@ func (run Run) bySlot(t table, cell func(Slot) string) table {
 		deepest = max(deepest, len(d.Slots))
 	}
 	for k := range deepest {
-		row := []string{fmt.Sprint(k + 1)}
+		row := []string{strconv.Itoa(k + 1)}
 		for _, d := range run.Drafters {
 			if k < len(d.Slots) {
 				row = append(row, cell(d.Slots[k]))
@@ -115,7 +120,7 @@ func (run Run) distributionTable() table {
 	}
 	t.head = []string{"drafter", "rounds by"}
 	for n := range longest {
-		t.head = append(t.head, fmt.Sprint(n+1))
+		t.head = append(t.head, strconv.FormatInt(n+1, 10))
 	}
 	for _, d := range run.Drafters {
 		for _, a := range d.Acceptance {
@@ -160,8 +165,10 @@ func pairRow(p Pair, d Difference, where string) []string {
 	if d.Difference.Low != nil {
 		span = signed(d.Difference.Low, 3) + " to " + signed(d.Difference.High, 3)
 	}
-	return []string{p.A, p.B, where, fixed(d.A, 3), fixed(d.B, 3), signed(d.Difference.Value, 3), span,
-		fmt.Sprint(d.Wins), fmt.Sprint(d.Ties), fmt.Sprint(d.Losses), mark}
+	return []string{
+		p.A, p.B, where, fixed(d.A, 3), fixed(d.B, 3), signed(d.Difference.Value, 3), span,
+		strconv.Itoa(d.Wins), strconv.Itoa(d.Ties), strconv.Itoa(d.Losses), mark,
+	}
 }
 
 func (run Run) pairTable() table {

@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/draftscope/draftscope/schemas"
@@ -14,7 +15,7 @@ func verdict(run Run) string {
 	case 0:
 		return "Capture only: no drafter was replayed over this run."
 	case 1:
-		return fmt.Sprintf("%s is the only drafter of this run: there is nothing to compare it with.", run.Drafters[0].Drafter)
+		return run.Drafters[0].Drafter + " is the only drafter of this run: there is nothing to compare it with."
 	}
 	if len(run.Pairs) == 0 {
 		return "The drafters share no sequence: they cannot be compared."
@@ -145,7 +146,7 @@ func list(names []string) string {
 func numbers(v []int) string {
 	names := make([]string, len(v))
 	for i, n := range v {
-		names[i] = fmt.Sprint(n)
+		names[i] = strconv.Itoa(n)
 	}
 	return list(names)
 }
@@ -162,9 +163,9 @@ func ranges(v []int) string {
 		case j > i+1:
 			parts = append(parts, fmt.Sprintf("%d–%d", v[i], v[j]))
 		case j == i+1:
-			parts = append(parts, fmt.Sprint(v[i]), fmt.Sprint(v[j]))
+			parts = append(parts, strconv.Itoa(v[i]), strconv.Itoa(v[j]))
 		default:
-			parts = append(parts, fmt.Sprint(v[i]))
+			parts = append(parts, strconv.Itoa(v[i]))
 		}
 		i = j + 1
 	}
