@@ -36,11 +36,11 @@ const (
 type assembler struct {
 	nonce string // of this invocation
 	open  map[string]*sequence
-	done  map[string]struct{} // attempts of this invocation that were completed
+	done  map[string]bool // attempts of this invocation: completed, or (true) set aside
 }
 
 func newAssembler(nonce string) *assembler {
-	return &assembler{nonce: nonce, open: map[string]*sequence{}, done: map[string]struct{}{}}
+	return &assembler{nonce: nonce, open: map[string]*sequence{}, done: map[string]bool{}}
 }
 
 // retire takes out the sequences of other invocations than the given one.
@@ -114,7 +114,7 @@ func (a *assembler) accept(h header) (v verdict, s, replaced *sequence, fault *F
 		}
 		delete(a.open, h.seq)
 		if nonceOf(h.attempt) == a.nonce {
-			a.done[h.attempt] = struct{}{}
+			a.done[h.attempt] = false
 		}
 		return complete, s, replaced, nil
 	}
