@@ -17,7 +17,7 @@ import (
 func testCapture(d DType, n int) Capture {
 	c := Capture{Spec: CaptureSpec{Run: "r1", Hidden: 3, Layers: 4, States: []int{0, 2, 4}, DType: d}}
 	for i := range n {
-		c.Tokens = append(c.Tokens, Token{SeqID: "p0", Pos: int32(i), TokenID: int32(100 + i), TargetArgmax: ptr(int32(i))})
+		c.Tokens = append(c.Tokens, Token{SeqID: "p0", Pos: int32(i), TokenID: int32(100 + i), TargetArgmax: new(int32(i))})
 	}
 	for s := range c.Spec.States {
 		raw := make([]byte, n*3*d.Size())
@@ -180,7 +180,7 @@ func TestBf16RoundsToNearestEven(t *testing.T) {
 
 func TestFloat32KeepsItsBits(t *testing.T) {
 	raw := []byte{1, 2, 3, 4, 0xff, 0xff, 0x7f, 0x7f, 0, 0, 0, 0x80}
-	if got := F32.AppendBytes(nil, F32.AppendFloats(nil, raw)); fmt.Sprint(got) != fmt.Sprint(raw) {
+	if got := F32.AppendBytes(nil, F32.AppendFloats(nil, raw)); fmt.Sprint(string(got)) != fmt.Sprint(string(raw)) {
 		t.Errorf("%v came back as %v", raw, got)
 	}
 	if DType("fp8").Size() != 0 {

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"strconv"
 
 	"github.com/apache/arrow/go/v17/arrow"
 )
@@ -25,7 +26,7 @@ const (
 
 func (e Envelope) metadata() (keys, values []string) {
 	keys = []string{keyFormat, keyTable, keyRun}
-	values = []string{fmt.Sprint(FormatVersion), e.Table, e.Run}
+	values = []string{strconv.Itoa(FormatVersion), e.Table, e.Run}
 	if e.Drafter != "" {
 		keys, values = append(keys, keyDrafter), append(values, e.Drafter)
 	}
@@ -44,7 +45,7 @@ func EnvelopeOf(rec arrow.Record) (Envelope, error) {
 	if e.Table == "" {
 		return e, fmt.Errorf("%w: no table name in its metadata", ErrRecord)
 	}
-	if v := get(keyFormat); v != fmt.Sprint(FormatVersion) {
+	if v := get(keyFormat); v != strconv.Itoa(FormatVersion) {
 		return e, fmt.Errorf("%w: table %s has format %q, this program reads %d; use the program that wrote it or a newer one", ErrFormat, e.Table, v, FormatVersion)
 	}
 	return e, nil

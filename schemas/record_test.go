@@ -12,7 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func ptr[T any](v T) *T { return &v }
+//go:fix inline
+func ptr[T any](v T) *T { return new(v) }
 
 // checked is an allocator that fails the test when something is left of it.
 func checked(t *testing.T) memory.Allocator {
@@ -61,12 +62,12 @@ func testRoundTrip[T any](name string, rows ...T) (string, func(*testing.T)) {
 
 func TestEveryTableComesBack(t *testing.T) {
 	t.Run(testRoundTrip(TableSequences,
-		Sequence{SeqID: "p0", PromptLen: 3, Length: 9, FinishReason: "stop", Temperature: 0.5, Tags: map[string]string{"a": "1", "b": "", "": "2"}, Text: ptr("täxt"), CreatedAt: at},
+		Sequence{SeqID: "p0", PromptLen: 3, Length: 9, FinishReason: "stop", Temperature: 0.5, Tags: map[string]string{"a": "1", "b": "", "": "2"}, Text: new("täxt"), CreatedAt: at},
 		Sequence{SeqID: "p1", Tags: map[string]string{}, CreatedAt: time.Unix(0, 0).UTC()},
-		Sequence{SeqID: "p2", Tags: map[string]string{"c": "3"}, Text: ptr(""), CreatedAt: at},
+		Sequence{SeqID: "p2", Tags: map[string]string{"c": "3"}, Text: new(""), CreatedAt: at},
 	))
 	t.Run(testRoundTrip(TableTokens,
-		Token{SeqID: "p0", Pos: 0, TokenID: 1, LossMask: true, Turn: 2, Role: "user", TargetArgmax: ptr(int32(7)), TargetLogprob: ptr(float32(-0.25))},
+		Token{SeqID: "p0", Pos: 0, TokenID: 1, LossMask: true, Turn: 2, Role: "user", TargetArgmax: new(int32(7)), TargetLogprob: new(float32(-0.25))},
 		Token{SeqID: "p0", Pos: 1, TokenID: -1},
 	))
 	t.Run(testRoundTrip(TableStates,
@@ -79,9 +80,11 @@ func TestEveryTableComesBack(t *testing.T) {
 		Draft{SeqID: "p0", Anchor: 5, DraftTokens: []int32{}, TopIDs: []int32{}, TopLogprobs: []float32{}},
 	))
 	t.Run(testRoundTrip(TableSlots,
-		Slot{SeqID: "p0", Anchor: 4, Slot: 1, Label: ptr(int32(2)), DataToken: ptr(int32(3)), DraftToken: 2, Hit: ptr(true), Rank: ptr(int32(0)),
-			CE: ptr(float32(1)), KL: ptr(float32(2)), RKL: ptr(float32(3)), JSD: ptr(float32(4)), TV: ptr(float32(5)), DraftLogprob: -6, LossMask: ptr(false)},
-		Slot{SeqID: "p0", Anchor: 4, Slot: 2, DraftToken: 9, Hit: ptr(false)},
+		Slot{
+			SeqID: "p0", Anchor: 4, Slot: 1, Label: new(int32(2)), DataToken: new(int32(3)), DraftToken: 2, Hit: new(true), Rank: new(int32(0)),
+			CE: new(float32(1)), KL: new(float32(2)), RKL: new(float32(3)), JSD: new(float32(4)), TV: new(float32(5)), DraftLogprob: -6, LossMask: new(false),
+		},
+		Slot{SeqID: "p0", Anchor: 4, Slot: 2, DraftToken: 9, Hit: new(false)},
 		Slot{SeqID: "p1"},
 	))
 	t.Run(testRoundTrip(TableRounds,
@@ -89,7 +92,7 @@ func TestEveryTableComesBack(t *testing.T) {
 		Round{SeqID: "p0", Method: MethodChain},
 	))
 	t.Run(testRoundTrip(TableSimilarity,
-		Similarity{RunA: "a", RunB: "b", SeqID: "p0", Pos: 1, State: 2, Cosine: ptr(float32(0.5)), RelL2: ptr(float32(0)), MaxAbs: 3, NormA: 4, NormB: 5},
+		Similarity{RunA: "a", RunB: "b", SeqID: "p0", Pos: 1, State: 2, Cosine: new(float32(0.5)), RelL2: new(float32(0)), MaxAbs: 3, NormA: 4, NormB: 5},
 		Similarity{RunA: "a", RunB: "b", SeqID: "p1"},
 	))
 	t.Run(testRoundTrip(TableFaults,

@@ -98,8 +98,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitOK
 	}
 	fmt.Fprintf(stderr, "draftscope: %s\n", oneLine(err.Error()))
-	var coded exitError
-	if errors.As(err, &coded) {
+	if coded, ok := errors.AsType[exitError](err); ok {
 		return coded.code
 	}
 	return exitFailed

@@ -45,7 +45,6 @@ type job struct {
 	taps    []int                // states that the drafters read, ascending
 
 	ds     *data.Dataset
-	record data.Run
 	faults faultList
 }
 
@@ -106,12 +105,12 @@ func (j *job) openDrafters() (err error) {
 		j.opened.add(dev)
 		var ds []*drafter.Drafter
 		for i, name := range j.names {
-			d, print, err := openDrafter(name, j.places[i], host, dev)
+			d, fingerprint, err := openDrafter(name, j.places[i], host, dev)
 			if err != nil {
 				return err
 			}
 			j.opened.add(closeFunc(d.Close))
-			j.prints[i] = print
+			j.prints[i] = fingerprint
 			ds = append(ds, d)
 		}
 		j.devs, j.workers = append(j.devs, dev), append(j.workers, ds)
@@ -131,14 +130,14 @@ func (j *job) openDrafters() (err error) {
 // states when the flag leaves the choice open.
 func (j *job) chooseStates() ([]int, error) {
 	n := j.model.Config().Layers
-	switch {
-	case j.states.word == "all":
+	switch j.states.word {
+	case "all":
 		var all []int
 		for c := range n + 1 {
 			all = append(all, c)
 		}
 		return all, nil
-	case j.states.word == "taps":
+	case "taps":
 		if have, err := j.ds.Run(j.run); err == nil {
 			return have.States, j.needStates(have)
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"regexp"
@@ -22,7 +23,7 @@ func (d *drafterFlag) String() string { return "" }
 func (d *drafterFlag) Set(s string) error {
 	name, dir, ok := strings.Cut(s, "=")
 	if !ok || dir == "" {
-		return fmt.Errorf("want NAME=DIR, for example good=./drafters/good")
+		return errors.New("want NAME=DIR, for example good=./drafters/good")
 	}
 	if !safeName.MatchString(name) {
 		return fmt.Errorf("the name %q may only hold letters, digits, dot, dash and underscore (64 at most)", name)
