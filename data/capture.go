@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -461,12 +460,4 @@ func (s *CaptureSink) Close() error {
 		s.Drop(seq)
 	}
 	return nil
-}
-
-// relative is path as seen from the dataset's folder, for messages.
-func (d *Dataset) relative(path string) string {
-	if rel, err := filepath.Rel(d.dir, path); err == nil {
-		return rel
-	}
-	return path
 }

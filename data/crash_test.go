@@ -72,7 +72,7 @@ func TestKilledWritersStoreEverythingOnce(t *testing.T) {
 	rng := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))
 	dir := t.TempDir()
 	kills, inside := 0, 0
-	for kills < 10 {
+	for kills < 6 {
 		kills++
 		finished := runWriter(t, dir, time.Duration(rng.IntN(60_000))*time.Microsecond)
 		if unfinished(t, dir) {

@@ -3,6 +3,7 @@ package data
 import (
 	"bufio"
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -66,7 +67,7 @@ type part struct {
 
 func (p part) tmp() string { return p.path + tmpSuffix }
 
-// footer are the key-values of a file. A nil value is left out.
+// footer are the key-values of a file.
 type footer map[string]string
 
 // newFooter holds what every file of a commit says.
@@ -112,7 +113,7 @@ func (d *digester) Write(b []byte) (int, error) {
 
 // smallTables is how all tables but states are written.
 func smallTables() []parquet.WriterOption {
-	return []parquet.WriterOption{parquet.Compression(&parquet.Zstd), parquet.PageBufferSize(256 << 10)}
+	return []parquet.WriterOption{parquet.Compression(&parquet.Zstd), parquet.PageBufferSize(64 << 10)}
 }
 
 // writePart writes one Parquet file under a temporary name, syncs it, opens
@@ -160,6 +161,9 @@ func writePart[T any](d disk, path string, f footer, opts []parquet.WriterOption
 		err = file.Sync()
 	}
 	if err = errors.Join(err, file.Close()); err != nil {
+		if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+			return p, fmt.Errorf("writing %s: %w", path, err)
+		}
 		return p, writeError(path, err)
 	}
 	return p, p.verify()

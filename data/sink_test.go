@@ -2,11 +2,13 @@ package data
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -183,6 +185,61 @@ func TestACaptureComesBackBitForBit(t *testing.T) {
 			}
 			compareReplay(t, d, "r1", want)
 		})
+	}
+}
+
+func TestSinksWorkAtOnce(t *testing.T) {
+	mem := checked(t)
+	d := mustCreate(t, t.TempDir())
+	run := testRun("r1", 16, schemas.BF16)
+	if err := d.AddRun(run); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.AddDrafter("r1", Drafter{Name: "good"}); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]sample{}
+	for i := range 24 {
+		id := fmt.Sprintf("p%04d", i)
+		want[id] = newSample(run, id, 10+i)
+	}
+	// Six workers on two shards, all with the same stream numbers; each also
+	// sees a fault.
+	var workers sync.WaitGroup
+	for worker := range 6 {
+		workers.Go(func() {
+			c, err := d.CaptureSink("r1", worker%2, SinkConfig{})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			r, err := d.ResultSink("r1", worker%2, SinkConfig{})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer r.Close()
+			for i := range 4 {
+				id := fmt.Sprintf("p%04d", 4*worker+i)
+				feed(t, c, id, uint64(i+1), want[id].records(t, mem, 7))
+				bad := newSample(run, "bad-"+id, 5)
+				bad.sequence.Length = 6
+				feed(t, c, bad.sequence.SeqID, uint64(i+1), bad.records(t, mem, 7))
+				feed(t, r, id, uint64(i+1), sampleResults(id, "good").records(mem, "r1"))
+				if err := errors.Join(c.Commit(t.Context()), r.Commit(t.Context())); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	workers.Wait()
+	compareReplay(t, d, "r1", want)
+	if got := stored[schemas.Round](t, d, "rounds"); len(got) != 3*24 {
+		t.Errorf("%d rounds, want %d", len(got), 3*24)
+	}
+	if faults, err := d.Faults("r1"); err != nil || len(faults) != 24 {
+		t.Errorf("%d faults (%v), want 24", len(faults), err)
 	}
 }
 
