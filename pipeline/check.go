@@ -19,28 +19,58 @@ const (
 	fieldMetadata                                      = 16
 	batchNodes, batchBuffers, batchCompression, batchV = 6, 8, 10, 12
 	maxDepth                                           = 16
-	maxRows                                            = 1 << 40
 )
 
 // checkStream walks a frame: schema, one record batch, end marker, nothing
 // else. It holds every vector, buffer and body against the bytes that are
 // there, which the Arrow reader does not do before it allocates. It may panic
 // on a damaged flatbuffer; decode recovers.
-func checkStream(data []byte) error {
-	rest, err := checkMessage(data, typeSchema)
+//
+// parts is what the batch has. It has to be what the schema calls for, which
+// the caller checks: the reader does not.
+func checkStream(data []byte) (parts batchParts, err error) {
+	rest, err := checkMessage(data, typeSchema, nil)
 	if err != nil {
-		return err
+		return parts, err
 	}
-	if rest, err = checkMessage(rest, typeRecordBatch); err != nil {
-		return err
+	if rest, err = checkMessage(rest, typeRecordBatch, &parts); err != nil {
+		return parts, err
 	}
 	if len(rest) != 8 || binary.LittleEndian.Uint32(rest) != 0xffffffff || binary.LittleEndian.Uint32(rest[4:]) != 0 {
-		return fmt.Errorf("%w: no end marker after the record batch (%d bytes left)", ErrFrame, len(rest))
+		return parts, fmt.Errorf("%w: no end marker after the record batch (%d bytes left)", ErrFrame, len(rest))
 	}
-	return nil
+	return parts, nil
 }
 
-func checkMessage(data []byte, want byte) (rest []byte, err error) {
+// batchParts is how many arrays and buffers a record batch lists.
+type batchParts struct{ nodes, buffers int }
+
+// add counts what a column of type t lists: one array, its buffers, its
+// children's.
+func (p *batchParts) add(t arrow.DataType) {
+	p.nodes++
+	switch t := t.(type) {
+	case *arrow.NullType:
+	case *arrow.StringType, *arrow.BinaryType, *arrow.LargeStringType, *arrow.LargeBinaryType:
+		p.buffers += 3
+	case *arrow.FixedSizeListType, *arrow.StructType:
+		p.buffers++
+		p.addFields(t.(arrow.NestedType).Fields())
+	case arrow.NestedType:
+		p.buffers += 2
+		p.addFields(t.Fields())
+	default:
+		p.buffers += 2
+	}
+}
+
+func (p *batchParts) addFields(fields []arrow.Field) {
+	for _, f := range fields {
+		p.add(f.Type)
+	}
+}
+
+func checkMessage(data []byte, want byte, parts *batchParts) (rest []byte, err error) {
 	if len(data) < 8 || binary.LittleEndian.Uint32(data) != 0xffffffff {
 		return nil, fmt.Errorf("%w: %d bytes left where a message should start", ErrFrame, len(data))
 	}
@@ -68,7 +98,7 @@ func checkMessage(data []byte, want byte) (rest []byte, err error) {
 	if want == typeSchema {
 		err = checkSchema(head)
 	} else {
-		err = checkBatch(head, size)
+		err = checkBatch(head, size, parts)
 	}
 	return body[size:], err
 }
@@ -137,17 +167,19 @@ func checkFields(t *flatbuffers.Table, slot flatbuffers.VOffsetT, depth int, bud
 }
 
 // checkBatch holds the buffers of a record batch against its body.
-func checkBatch(batch *flatbuffers.Table, body int64) error {
+func checkBatch(batch *flatbuffers.Table, body int64, parts *batchParts) error {
 	if batch.Offset(batchCompression) != 0 || batch.Offset(batchV) != 0 {
 		return fmt.Errorf("%w: compressed or variadic record batch", ErrFrame)
 	}
-	if _, _, err := vector(batch, batchNodes, 16); err != nil {
+	_, nodes, err := vector(batch, batchNodes, 16)
+	if err != nil {
 		return err
 	}
 	start, n, err := vector(batch, batchBuffers, 16)
 	if err != nil {
 		return err
 	}
+	parts.nodes, parts.buffers = nodes, n
 	for i := range n {
 		at := start + flatbuffers.UOffsetT(16*i)
 		off, size := batch.GetInt64(at), batch.GetInt64(at+8)
@@ -161,10 +193,11 @@ func checkBatch(batch *flatbuffers.Table, body int64) error {
 var errBounds = errors.New("values point outside of their buffers")
 
 // checkArray holds lengths and offsets of an array against its buffers, so
-// that reading any of its values cannot leave them.
-func checkArray(d arrow.ArrayData, depth int) error {
+// that reading any of its values cannot leave them. No array may have more
+// than limit rows, whatever its type: some take no bytes.
+func checkArray(d arrow.ArrayData, limit, depth int) error {
 	n := d.Offset() + d.Len()
-	if depth > maxDepth || d.Offset() < 0 || d.Len() < 0 || n > maxRows || d.NullN() < 0 || d.NullN() > d.Len() {
+	if depth > maxDepth || d.Offset() < 0 || d.Len() < 0 || n > limit || d.NullN() < 0 || d.NullN() > d.Len() {
 		return errBounds
 	}
 	bufs := d.Buffers()
@@ -192,23 +225,23 @@ func checkArray(d arrow.ArrayData, depth int) error {
 		if err := checkOffsets(n, size(1)/4, kids[0].Len(), func(i int) int64 { return int64(int32(binary.LittleEndian.Uint32(bufs[1].Bytes()[4*i:]))) }); err != nil {
 			return err
 		}
-		return checkArray(kids[0], depth+1)
+		return checkArray(kids[0], limit, depth+1)
 	case *arrow.LargeListType:
 		if err := checkOffsets(n, size(1)/8, kids[0].Len(), func(i int) int64 { return int64(binary.LittleEndian.Uint64(bufs[1].Bytes()[8*i:])) }); err != nil {
 			return err
 		}
-		return checkArray(kids[0], depth+1)
+		return checkArray(kids[0], limit, depth+1)
 	case *arrow.FixedSizeListType:
 		if t.Len() < 0 || t.Len() > 0 && n > kids[0].Len()/int(t.Len()) {
 			return errBounds
 		}
-		return checkArray(kids[0], depth+1)
+		return checkArray(kids[0], limit, depth+1)
 	case *arrow.StructType:
 		for _, k := range kids {
 			if k.Len() < n {
 				return errBounds
 			}
-			if err := checkArray(k, depth+1); err != nil {
+			if err := checkArray(k, limit, depth+1); err != nil {
 				return err
 			}
 		}

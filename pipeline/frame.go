@@ -136,7 +136,8 @@ func decode(mem memory.Allocator, h header, data []byte) (rec arrow.Record, err 
 	if got := xxhash.Sum64(data); got != h.digest {
 		return nil, fmt.Errorf("%w: digest of the %d bytes is %016x, its header says %016x", ErrFrame, len(data), got, h.digest)
 	}
-	if err := checkStream(data); err != nil {
+	have, err := checkStream(data)
+	if err != nil {
 		return nil, err
 	}
 	r, err := ipc.NewReader(bytes.NewReader(data), ipc.WithAllocator(mem))
@@ -144,21 +145,29 @@ func decode(mem memory.Allocator, h header, data []byte) (rec arrow.Record, err 
 		return nil, fmt.Errorf("%w: %w", ErrFrame, err)
 	}
 	defer r.Release()
+	if err := carries(r.Schema()); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrFrame, err)
+	}
+	var need batchParts
+	if need.addFields(r.Schema().Fields()); need != have {
+		return nil, fmt.Errorf("%w: its columns need %d arrays of %d buffers, the batch lists %d of %d", ErrFrame, need.nodes, need.buffers, have.nodes, have.buffers)
+	}
 	if !r.Next() {
 		return nil, fmt.Errorf("%w: no record batch: %v", ErrFrame, r.Err())
 	}
 	got := r.Record()
+	limit := 8 * int64(len(data)) // of rows: each takes a bit at least
 	switch fp := fingerprint(got.Schema()); {
 	case fp != h.schema:
 		return nil, fmt.Errorf("%w: schema fingerprint is %s, its header says %s", ErrFrame, fp, h.schema)
-	case got.NumRows() != h.rows:
+	case got.NumRows() != h.rows || h.rows > limit:
 		return nil, fmt.Errorf("%w: %d rows, its header says %d", ErrFrame, got.NumRows(), h.rows)
 	}
 	for i, col := range got.Columns() {
 		if int64(col.Len()) != h.rows {
 			return nil, fmt.Errorf("%w: column %s has %d rows of %d", ErrFrame, got.ColumnName(i), col.Len(), h.rows)
 		}
-		if err := checkArray(col.Data(), 0); err != nil {
+		if err := checkArray(col.Data(), int(limit), 0); err != nil {
 			return nil, fmt.Errorf("%w: column %s: %w", ErrFrame, got.ColumnName(i), err)
 		}
 	}
