@@ -288,8 +288,10 @@ func (q *captureSeq) nullBadScores() []schemas.Fault {
 	if bad == 0 {
 		return nil
 	}
-	return []schemas.Fault{{SeqID: q.id, Chunk: -1, Check: "K1",
-		Detail: fmt.Sprintf("target_logprob, row %d: %d values not finite, stored as NULL", first, bad)}}
+	return []schemas.Fault{{
+		SeqID: q.id, Chunk: -1, Check: "K1",
+		Detail: fmt.Sprintf("target_logprob, row %d: %d values not finite, stored as NULL", first, bad),
+	}}
 }
 
 func finite(v float32) bool { return !math.IsNaN(float64(v)) && !math.IsInf(float64(v), 0) }

@@ -311,7 +311,7 @@ func readManifest(dir string) (manifest, error) {
 	seen := map[string]bool{}
 	for _, r := range m.Runs {
 		if err := r.validate(); err != nil || seen[r.Name] {
-			return m, fmt.Errorf("%w: %s is damaged: run %q is unusable or there twice (%v): %s", ErrNotDataset, path, r.Name, err, remedy)
+			return m, fmt.Errorf("%w: %s is damaged: run %q is unusable or there twice (%w): %s", ErrNotDataset, path, r.Name, err, remedy)
 		}
 		seen[r.Name] = true
 	}

@@ -23,9 +23,6 @@ func newRowHash() *rowHash { return &rowHash{h: xxhash.New()} }
 
 func (r *rowHash) sum() uint64 { return r.h.Sum64() }
 
-// raw adds bytes.
-func (r *rowHash) raw(b []byte) { r.h.Write(b) }
-
 // uint adds a number.
 func (r *rowHash) uint(v uint64) {
 	r.buf = binary.LittleEndian.AppendUint64(r.buf[:0], v)
@@ -48,8 +45,8 @@ func appendValue(dst []byte, v reflect.Value) []byte {
 	}
 	switch v.Kind() {
 	case reflect.Struct:
-		for i := range v.NumField() {
-			dst = appendValue(dst, v.Field(i))
+		for _, field := range v.Fields() {
+			dst = appendValue(dst, field)
 		}
 	case reflect.Pointer:
 		if v.IsNil() {

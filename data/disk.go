@@ -89,7 +89,7 @@ func replaceFile(d disk, path string, content []byte) error {
 		err = d.Rename(tmp, path)
 	}
 	if err != nil {
-		d.Remove(tmp) // as far as possible: the next writer removes it too
+		_ = d.Remove(tmp) // as far as possible: the next writer removes it too
 		return writeError(path, err)
 	}
 	if err := d.SyncDir(filepath.Dir(path)); err != nil {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	_ "github.com/duckdb/duckdb-go/v2"
@@ -40,12 +41,14 @@ func queryRows(t *testing.T, db *sql.DB, query string, args ...any) []string {
 			t.Fatal(err)
 		}
 		line := ""
+		var lineSb43 strings.Builder
 		for i, v := range vals {
 			if i > 0 {
-				line += " "
+				lineSb43.WriteString(" ")
 			}
-			line += fmt.Sprint(*v.(*any))
+			lineSb43.WriteString(fmt.Sprint(*v.(*any)))
 		}
+		line += lineSb43.String()
 		out = append(out, line)
 	}
 	if err := rows.Err(); err != nil {
@@ -125,8 +128,10 @@ func TestDuckDBReadsEveryColumnNatively(t *testing.T) {
 		"tokens":    {"seq_id VARCHAR", "pos INTEGER", "token_id INTEGER", "loss_mask BOOLEAN", "turn INTEGER", "role VARCHAR", "target_argmax INTEGER", "target_logprob FLOAT", "run VARCHAR"},
 		"states":    {"seq_id VARCHAR", "pos INTEGER", "state INTEGER", "norm FLOAT", "vec FLOAT[]", "run VARCHAR", "shard VARCHAR"},
 		"drafts":    {"seq_id VARCHAR", "anchor INTEGER", "draft_tokens INTEGER[]", "top_ids INTEGER[]", "top_logprobs FLOAT[]", "drafter VARCHAR", "run VARCHAR"},
-		"slots": {"seq_id VARCHAR", "anchor INTEGER", "slot INTEGER", "label INTEGER", "data_token INTEGER", "draft_token INTEGER", "hit BOOLEAN", "rank INTEGER", "ce FLOAT", "kl FLOAT",
-			"rkl FLOAT", "jsd FLOAT", "tv FLOAT", "draft_logprob FLOAT", "loss_mask BOOLEAN", "drafter VARCHAR", "run VARCHAR"},
+		"slots": {
+			"seq_id VARCHAR", "anchor INTEGER", "slot INTEGER", "label INTEGER", "data_token INTEGER", "draft_token INTEGER", "hit BOOLEAN", "rank INTEGER", "ce FLOAT", "kl FLOAT",
+			"rkl FLOAT", "jsd FLOAT", "tv FLOAT", "draft_logprob FLOAT", "loss_mask BOOLEAN", "drafter VARCHAR", "run VARCHAR",
+		},
 		"rounds": {"seq_id VARCHAR", "method VARCHAR", "budget INTEGER", "round INTEGER", "anchor INTEGER", "proposed INTEGER", "accepted INTEGER", "accept_len INTEGER", "truncated BOOLEAN", "drafter VARCHAR", "run VARCHAR"},
 	} {
 		got := queryRows(t, db, "select column_name || ' ' || column_type from (describe select * from "+table(name)+")")

@@ -130,7 +130,7 @@ func writePart[T any](d disk, path string, f footer, opts []parquet.WriterOption
 	}
 	defer func() {
 		if err != nil {
-			d.Remove(p.tmp()) // as far as possible: the next writer removes it too
+			_ = d.Remove(p.tmp()) // as far as possible: the next writer removes it too
 		}
 	}()
 	buf := bufio.NewWriterSize(file, 1<<20)
@@ -195,7 +195,7 @@ func publish(d disk, parts []part) (err error) {
 			if i < done {
 				name = p.path
 			}
-			d.Remove(name) // as far as possible: the next writer removes it too
+			_ = d.Remove(name) // as far as possible: the next writer removes it too
 		}
 	}()
 	dirs := map[string]bool{}

@@ -252,8 +252,10 @@ func (r *results) sanitize() bool {
 	}
 	for _, name := range sorted(bad) {
 		c := bad[name]
-		r.faults = append(r.faults, schemas.Fault{SeqID: r.seq, Chunk: -1, Check: "K1",
-			Detail: fmt.Sprintf("drafter %s: %s: %d values not finite, first at anchor %d, slot %d; %s", r.drafter, name, c.count, c.anchor, c.slot, what)})
+		r.faults = append(r.faults, schemas.Fault{
+			SeqID: r.seq, Chunk: -1, Check: "K1",
+			Detail: fmt.Sprintf("drafter %s: %s: %d values not finite, first at anchor %d, slot %d; %s", r.drafter, name, c.count, c.anchor, c.slot, what),
+		})
 	}
 	return !fatal
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func ptr[T any](v T) *T { return &v }
+//go:fix inline
+func ptr[T any](v T) *T { return new(v) }
 
 // sampleResults are three anchors of three slots; the third anchor's slots
 // are unscored.
@@ -26,10 +27,10 @@ func sampleResults(seq, drafter string) *results {
 			d.TopLogprobs = append(d.TopLogprobs, -1, -2)
 			slot := schemas.Slot{SeqID: seq, Anchor: a + 2, Slot: k + 1, DraftToken: 10*a + k, DraftLogprob: -1}
 			if a < 2 {
-				slot.Label, slot.DataToken = ptr(10*a+k), ptr(10*a+k)
-				slot.Hit, slot.LossMask, slot.CE = ptr(a == 0), ptr(true), ptr(float32(1.5))
+				slot.Label, slot.DataToken = new(10*a+k), new(10*a+k)
+				slot.Hit, slot.LossMask, slot.CE = new(a == 0), new(true), new(float32(1.5))
 				if a == 0 {
-					slot.Rank = ptr(int32(0))
+					slot.Rank = new(int32(0))
 				}
 			}
 			r.slots = append(r.slots, slot)

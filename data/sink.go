@@ -123,8 +123,10 @@ func (s *sink) conflict(streamSeq uint64, key seqKey, stored, came string) {
 	if key.drafter != "" {
 		what = "results of drafter " + key.drafter
 	}
-	s.addFault(streamSeq, schemas.Fault{SeqID: key.seq, Chunk: -1, Check: "K15",
-		Detail: fmt.Sprintf("%s: came again with digest %s, stored is %s; the stored one was kept", what, came, stored)})
+	s.addFault(streamSeq, schemas.Fault{
+		SeqID: key.seq, Chunk: -1, Check: "K15",
+		Detail: fmt.Sprintf("%s: came again with digest %s, stored is %s; the stored one was kept", what, came, stored),
+	})
 }
 
 // commitFaults stores the queued faults in a file of their own.
@@ -196,6 +198,6 @@ func (s *sink) groupList(parts []part) (string, error) {
 // discard removes temporary files after a failed commit.
 func (s *sink) discard(parts []part) {
 	for _, p := range parts {
-		s.d.disk.Remove(p.tmp()) // as far as possible: the next writer removes it too
+		_ = s.d.disk.Remove(p.tmp()) // as far as possible: the next writer removes it too
 	}
 }

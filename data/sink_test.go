@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -55,8 +56,10 @@ func newSample(run Run, id string, n int) sample {
 		s.states = append(s.states, run.DType.AppendBytes(nil, stateLike(rng, n*run.Hidden, run.DType == schemas.BF16)))
 	}
 	text := "text of " + id
-	s.sequence = schemas.Sequence{SeqID: id, PromptLen: int32(n / 2), Length: int32(n), FinishReason: "stop",
-		Tags: map[string]string{"kind": "test", "n": fmt.Sprint(n)}, Text: &text, CreatedAt: time.Now().UTC().Truncate(time.Microsecond)}
+	s.sequence = schemas.Sequence{
+		SeqID: id, PromptLen: int32(n / 2), Length: int32(n), FinishReason: "stop",
+		Tags: map[string]string{"kind": "test", "n": strconv.Itoa(n)}, Text: &text, CreatedAt: time.Now().UTC().Truncate(time.Microsecond),
+	}
 	return s
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strconv"
 	"testing"
 
 	"github.com/draftscope/draftscope/cuda"
@@ -87,7 +88,7 @@ func testAttention(t *testing.T, l *lab) {
 	for _, lay := range layouts {
 		t.Run(lay.name, func(t *testing.T) {
 			for _, e := range edges {
-				t.Run(fmt.Sprint(e), func(t *testing.T) {
+				t.Run(strconv.Itoa(e), func(t *testing.T) {
 					keys := newAttending(3, e, e, 2, 1, 16)
 					for i := range keys.spans {
 						keys.spans[i] = cuda.Span{CtxHi: int32(e), BlkHi: int32(e)}

@@ -3,6 +3,7 @@ package backendtest
 import (
 	"fmt"
 	"math"
+	"strconv"
 	"testing"
 
 	"github.com/draftscope/draftscope/cuda"
@@ -42,7 +43,7 @@ func testConv(t *testing.T, l *lab) {
 	for _, lay := range layouts {
 		t.Run(lay.name, func(t *testing.T) {
 			for _, e := range edges {
-				t.Run(fmt.Sprint(e), func(t *testing.T) {
+				t.Run(strconv.Itoa(e), func(t *testing.T) {
 					check(t, l.in(lay), e, 5, 4)
 					check(t, l.in(lay), 6, e, 4)
 					check(t, l.in(lay), 2, 3, e+1)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strconv"
 	"testing"
 
 	"github.com/draftscope/draftscope/cuda"
@@ -117,7 +118,7 @@ func testDeltaRule(t *testing.T, l *lab) {
 	for _, lay := range layouts {
 		t.Run(lay.name, func(t *testing.T) {
 			for _, e := range edges {
-				t.Run(fmt.Sprint(e), func(t *testing.T) {
+				t.Run(strconv.Itoa(e), func(t *testing.T) {
 					for _, r := range []*deltaRun{
 						newDelta(e, 1, 2, 16, 24, .9),
 						newDelta(20, 1, 1, e, 5, .99),

@@ -1,7 +1,7 @@
 package backendtest
 
 import (
-	"fmt"
+	"strconv"
 	"testing"
 )
 
@@ -10,7 +10,7 @@ func testGather(t *testing.T, l *lab) {
 		t.Run(lay.name, func(t *testing.T) {
 			l := l.in(lay)
 			for _, e := range edges {
-				t.Run(fmt.Sprint(e), func(t *testing.T) {
+				t.Run(strconv.Itoa(e), func(t *testing.T) {
 					src := random(1, 40, e)
 					src[3*e] = nan
 					var rows []int32

@@ -3,6 +3,7 @@ package backendtest
 import (
 	"fmt"
 	"math"
+	"strconv"
 	"testing"
 )
 
@@ -48,7 +49,7 @@ func testGemm(t *testing.T, l *lab) {
 		l := l.in(lay)
 		t.Run(lay.name, func(t *testing.T) {
 			for _, e := range edges {
-				t.Run(fmt.Sprint(e), func(t *testing.T) {
+				t.Run(strconv.Itoa(e), func(t *testing.T) {
 					check(t, l, e, 5, 33, false)
 					check(t, l, 3, e, 20, false)
 					check(t, l, 5, 7, e, true)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/draftscope/draftscope/cuda"
@@ -161,7 +162,7 @@ func testHead(t *testing.T, l *lab) {
 	for _, lay := range layouts {
 		t.Run(lay.name, func(t *testing.T) {
 			for _, e := range edges {
-				t.Run(fmt.Sprint(e), func(t *testing.T) {
+				t.Run(strconv.Itoa(e), func(t *testing.T) {
 					newHeading(4, 16, e, 3, min(e, 16)).check(t, l.in(lay))
 					newHeading(e, 9, 40, 5, 3).check(t, l.in(lay))
 					newHeading(4, e, 50, 4, 50).check(t, l.in(lay))
@@ -171,8 +172,10 @@ func testHead(t *testing.T, l *lab) {
 		})
 	}
 	t.Run("ties go to the lowest id", func(t *testing.T) {
-		h := &heading{hidden: []float32{1}, weight: []float32{2, 5, 3, 5, 5, 1, 3, 2}, target: []float32{1},
-			labels: []int32{6}, targetRow: []int32{0}, losses: allLosses, k: 6, width: 1}
+		h := &heading{
+			hidden: []float32{1}, weight: []float32{2, 5, 3, 5, 5, 1, 3, 2}, target: []float32{1},
+			labels: []int32{6}, targetRow: []int32{0}, losses: allLosses, k: 6, width: 1,
+		}
 		res := h.run(t, l, 0, 1)
 		if want := []int32{1, 3, 4, 2, 6, 0}; !slices.Equal(res.TopIDs, want) {
 			t.Errorf("top ids are %v, want %v", res.TopIDs, want)
@@ -284,8 +287,10 @@ func testHead(t *testing.T, l *lab) {
 	})
 	t.Run("shapes that do not fit are refused", func(t *testing.T) {
 		good := func() cuda.HeadArgs {
-			return cuda.HeadArgs{Hidden: l.room(t, 3, 8), Weight: l.room(t, 20, 8), K: 2, Labels: []int32{1, -1, 19},
-				Target: l.room(t, 2, 8), TargetRow: []int32{0, -1, 1}, Losses: cuda.KL}
+			return cuda.HeadArgs{
+				Hidden: l.room(t, 3, 8), Weight: l.room(t, 20, 8), K: 2, Labels: []int32{1, -1, 19},
+				Target: l.room(t, 2, 8), TargetRow: []int32{0, -1, 1}, Losses: cuda.KL,
+			}
 		}
 		for what, spoil := range map[string]func(*cuda.HeadArgs){
 			"weight":        func(a *cuda.HeadArgs) { a.Weight = l.room(t, 20, 7) },

@@ -1,8 +1,8 @@
 package backendtest
 
 import (
-	"fmt"
 	"math"
+	"strconv"
 	"testing"
 )
 
@@ -42,7 +42,7 @@ func testRoPE(t *testing.T, l *lab) {
 	for _, lay := range layouts {
 		t.Run(lay.name, func(t *testing.T) {
 			for _, e := range edges {
-				t.Run(fmt.Sprint(e), func(t *testing.T) {
+				t.Run(strconv.Itoa(e), func(t *testing.T) {
 					check(t, l.in(lay), e, 3, 16, 16)
 					check(t, l.in(lay), 5, e, 8, 4)
 					check(t, l.in(lay), 5, 2, 2*e, 2*e)
