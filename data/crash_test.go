@@ -1,8 +1,8 @@
 package data
 
 import (
-	"errors"
 	"bufio"
+	"errors"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"

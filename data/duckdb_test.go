@@ -46,7 +46,7 @@ func queryRows(t *testing.T, db *sql.DB, query string, args ...any) []string {
 			if i > 0 {
 				lineSb43.WriteString(" ")
 			}
-			lineSb43.WriteString(fmt.Sprint(*v.(*any)))
+			fmt.Fprint(&lineSb43, *v.(*any))
 		}
 		line += lineSb43.String()
 		out = append(out, line)

@@ -12,9 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-//go:fix inline
-func ptr[T any](v T) *T { return new(v) }
-
 // sampleResults are three anchors of three slots; the third anchor's slots
 // are unscored.
 func sampleResults(seq, drafter string) *results {
