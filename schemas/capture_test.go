@@ -3,7 +3,6 @@ package schemas
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"math"
 	"testing"
 
@@ -180,7 +179,7 @@ func TestBf16RoundsToNearestEven(t *testing.T) {
 
 func TestFloat32KeepsItsBits(t *testing.T) {
 	raw := []byte{1, 2, 3, 4, 0xff, 0xff, 0x7f, 0x7f, 0, 0, 0, 0x80}
-	if got := F32.AppendBytes(nil, F32.AppendFloats(nil, raw)); fmt.Sprint(string(got)) != fmt.Sprint(string(raw)) {
+	if got := F32.AppendBytes(nil, F32.AppendFloats(nil, raw)); string(got) != string(raw) {
 		t.Errorf("%v came back as %v", raw, got)
 	}
 	if DType("fp8").Size() != 0 {

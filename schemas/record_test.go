@@ -12,9 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-//go:fix inline
-func ptr[T any](v T) *T { return new(v) }
-
 // checked is an allocator that fails the test when something is left of it.
 func checked(t *testing.T) memory.Allocator {
 	mem := memory.NewCheckedAllocator(memory.NewGoAllocator())
