@@ -34,11 +34,9 @@ type flow struct {
 
 // move runs the pipeline and says how it went.
 func (j *job) move(ctx context.Context, f flow) (sum pipeline.Summary, err error) {
-	ctx, drain, stop := j.signals(ctx)
-	defer stop()
 	session, err := pipeline.Open(ctx, pipeline.Config{
 		Run: j.run, URL: j.nats, Dir: filepath.Join(j.ds.Dir(), "stream"), Partitions: j.parts,
-		CommitIdle: commitIdle, Drain: drain, OnFault: j.faults.add, Logger: j.log,
+		CommitIdle: commitIdle, Drain: j.drain, OnFault: j.faults.add, Logger: j.log,
 	})
 	if err != nil {
 		return sum, jobError(err)
@@ -79,9 +77,9 @@ func (j *job) move(ctx context.Context, f flow) (sum pipeline.Summary, err error
 }
 
 // signals drains at the first interrupt and stops at the second.
-func (j *job) signals(ctx context.Context) (_ context.Context, drain chan struct{}, stop func()) {
+func (j *job) signals(ctx context.Context) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	drain = make(chan struct{})
+	j.drain = make(chan struct{})
 	caught := make(chan os.Signal, 2)
 	signal.Notify(caught, os.Interrupt, syscall.SIGTERM)
 	done := make(chan struct{})
@@ -94,14 +92,14 @@ func (j *job) signals(ctx context.Context) (_ context.Context, drain chan struct
 			case <-caught:
 				if n == 0 {
 					j.say("\ndraining: finishing what was begun; interrupt again to stop at once")
-					close(drain)
+					close(j.drain)
 				} else {
 					cancel()
 				}
 			}
 		}
 	})
-	return ctx, drain, func() {
+	return ctx, func() {
 		signal.Stop(caught)
 		close(done)
 		wait.Wait()

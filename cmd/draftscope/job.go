@@ -31,6 +31,7 @@ type job struct {
 	out    streams
 	log    *slog.Logger
 	opened closers
+	drain  chan struct{} // closed at the first interrupt
 
 	place place // of the target
 	model *target.Model

@@ -42,6 +42,7 @@ func startMeter(w io.Writer, total int, score bool, now func() tally) *meter {
 	if m.tty {
 		every = 200 * time.Millisecond
 	}
+	m.show()
 	m.done.Go(func() {
 		tick := time.NewTicker(every)
 		defer tick.Stop()

@@ -51,6 +51,8 @@ func replayJob(ctx context.Context, j *job, dataset string) (err error) {
 	if err := j.validate(); err != nil {
 		return err
 	}
+	ctx, stop := j.signals(ctx)
+	defer stop()
 	defer func() { err = errors.Join(err, j.opened.Close()) }()
 	if j.target == "" {
 		j.target = record.Target

@@ -75,6 +75,8 @@ func captureJob(ctx context.Context, j *job, score bool) (err error) {
 	if err := j.validate(); err != nil {
 		return err
 	}
+	ctx, stop := j.signals(ctx)
+	defer stop()
 	defer func() { err = errors.Join(err, j.opened.Close()) }()
 	inputs, err := j.inputs()
 	if err != nil {

@@ -8,7 +8,13 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
+// asProgram in the environment makes the test binary the program itself.
+const asProgram = "DRAFTSCOPE_TEST_AS_PROGRAM"
+
 func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+	}
 	testscript.Main(m, map[string]func(){
 		"draftscope": func() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) },
 	})
@@ -19,7 +25,9 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"demo":     unpackDemo,
 			"exits":    exits,
+			"replace":  replace,
 			"truncate": truncate,
 		},
 	})
