@@ -1,7 +1,7 @@
 package pipeline
 
 import (
-	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -77,7 +77,7 @@ func TestTheLedgerNeverPassesWhatIsNotAcknowledged(t *testing.T) {
 	l := newLedger(10, func(reply string, verb []byte) { acks = append(acks, reply+string(verb)) })
 	deliver := func(seq uint64, want bool) {
 		t.Helper()
-		if got := l.deliver(seq, fmt.Sprint(seq)); got != want {
+		if got := l.deliver(seq, strconv.FormatUint(seq, 10)); got != want {
 			t.Errorf("message %d is new: %t", seq, got)
 		}
 	}

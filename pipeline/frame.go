@@ -153,7 +153,7 @@ func decode(mem memory.Allocator, h header, data []byte) (rec arrow.Record, err 
 		return nil, fmt.Errorf("%w: its columns need %d arrays of %d buffers, the batch lists %d of %d", ErrFrame, need.nodes, need.buffers, have.nodes, have.buffers)
 	}
 	if !r.Next() {
-		return nil, fmt.Errorf("%w: no record batch: %v", ErrFrame, r.Err())
+		return nil, fmt.Errorf("%w: no record batch: %w", ErrFrame, r.Err())
 	}
 	got := r.Record()
 	limit := 8 * int64(len(data)) // of rows: each takes a bit at least

@@ -2,10 +2,12 @@ package pipeline
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -279,7 +281,7 @@ func (k *shelfSink) Commit(context.Context) error {
 		if err != nil {
 			return err
 		}
-		name := filepath.Join(s.dir, fmt.Sprintf("%s-%d-%d-%d", k.stream, k.partition, os.Getpid(), s.commits))
+		name := filepath.Join(s.dir, fmt.Sprintf("%s-%d-%s", k.stream, k.partition, rand.Text()))
 		if err := os.WriteFile(name+".tmp", b, 0o644); err != nil {
 			return err
 		}
@@ -287,9 +289,7 @@ func (k *shelfSink) Commit(context.Context) error {
 			return err
 		}
 	}
-	for seq, v := range fresh {
-		s.stored[k.stream][seq] = v
-	}
+	maps.Copy(s.stored[k.stream], fresh)
 	s.commits++
 	clear(k.ended)
 	k.pending = 0

@@ -63,6 +63,9 @@ func (j *job) move(ctx context.Context, f flow) (sum pipeline.Summary, err error
 		if f.score {
 			t.stored = p.ResultsStored
 		}
+		// What an earlier process left in the stream counts too, and may
+		// come a second time.
+		t.captured, t.scored, t.stored = min(t.captured, int64(f.total)), min(t.scored, int64(f.total)), min(t.stored, int64(f.total))
 		return t
 	})
 	sum, err = session.Run(ctx, f.source, newStage, newSink)
