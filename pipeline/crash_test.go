@@ -71,35 +71,33 @@ func TestKilledProcessesLoseAndDoubleNothing(t *testing.T) {
 		t.Skip("starts processes")
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
-	for round := range 2 {
-		dir := t.TempDir()
-		kills := 0
-		for try := 0; ; try++ {
-			if try == 200 {
-				t.Fatal("no end after 200 processes")
-			}
-			cmd := exec.CommandContext(t.Context(), os.Args[0])
-			cmd.Env = append(os.Environ(), "PIPELINE_TEST_CHILD="+dir)
-			cmd.Stderr = os.Stderr
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			delay := 30 + rng.IntN(300+try*50)
-			timer := time.AfterFunc(time.Duration(delay)*time.Millisecond, func() { _ = cmd.Process.Kill() })
-			err := cmd.Wait()
-			timer.Stop()
-			if err == nil {
-				break
-			}
-			var exit *exec.ExitError
-			if !errors.As(err, &exit) || exit.Exited() {
-				t.Fatalf("the process failed by itself: %v", err)
-			}
-			kills++
+	dir := t.TempDir()
+	kills := 0
+	for try := 0; ; try++ {
+		if try == 200 {
+			t.Fatal("no end after 200 processes")
 		}
-		checkCrashed(t, dir)
-		t.Logf("round %d: %d kills", round, kills)
+		cmd := exec.CommandContext(t.Context(), os.Args[0])
+		cmd.Env = append(os.Environ(), "PIPELINE_TEST_CHILD="+dir)
+		cmd.Stderr = os.Stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		delay := 30 + rng.IntN(300+try*50)
+		timer := time.AfterFunc(time.Duration(delay)*time.Millisecond, func() { _ = cmd.Process.Kill() })
+		err := cmd.Wait()
+		timer.Stop()
+		if err == nil {
+			break
+		}
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.Exited() {
+			t.Fatalf("the process failed by itself: %v", err)
+		}
+		kills++
 	}
+	checkCrashed(t, dir)
+	t.Logf("%d kills", kills)
 }
 
 func TestHardCancelsLoseAndDoubleNothing(t *testing.T) {
@@ -127,4 +125,72 @@ func TestHardCancelsLoseAndDoubleNothing(t *testing.T) {
 	}
 	checkCrashed(t, dir)
 	t.Logf("%d cancels", cancels)
+}
+
+// TestWhatIsPublishedIsStoredWithoutItsSource takes the source away: after the
+// first run every sequence is in the stream and nowhere else, so that an ack
+// before its time would show as a loss.
+func TestWhatIsPublishedIsStoredWithoutItsSource(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	dir := t.TempDir()
+	cfg := crashConfig(dir)
+	mem := memory.NewGoAllocator()
+	slow := stages(mem, func(string) error { time.Sleep(2 * time.Millisecond); return nil })
+	left := ids(crashSeqs)
+	for try := 0; ; try++ {
+		sh, err := openShelf(filepath.Join(dir, "shelf"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := Open(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		stopped := make(chan struct{})
+		go func() {
+			defer close(stopped)
+			for try == 0 && ctx.Err() == nil && !allPublished(ctx, s) {
+				time.Sleep(time.Millisecond)
+			}
+			if try > 0 {
+				time.Sleep(time.Duration(10+rng.IntN(100+try*30)) * time.Millisecond)
+			}
+			cancel()
+		}()
+		_, err = s.Run(ctx, &testSource{mem: mem, ids: left, records: crashRecords, rows: crashRows}, slow, sh.sink)
+		cancel()
+		<-stopped
+		if cerr := s.Close(); cerr != nil {
+			t.Fatal(cerr)
+		}
+		left = nil
+		if err == nil {
+			t.Logf("%d cancels", try)
+			break
+		}
+		if !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		if try == 0 && len(sh.stored[ResultsStream]) == crashSeqs {
+			t.Fatal("nothing was left for the runs without a source")
+		}
+	}
+	checkCrashed(t, dir)
+}
+
+// allPublished says that every partition of the capture stream ends with the
+// end-of-run marker.
+func allPublished(ctx context.Context, s *Session) bool {
+	stream, err := s.js.Stream(ctx, StreamName(s.cfg.Run, CaptureStream))
+	if err != nil {
+		return false
+	}
+	for p := range s.cfg.Partitions {
+		m, err := stream.GetLastMsgForSubject(ctx, Subject(s.cfg.Run, CaptureStream, p))
+		if err != nil || kind(m.Header.Get(hdrKind)) != kindEndOfRun {
+			return false
+		}
+	}
+	return true
 }
