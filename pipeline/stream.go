@@ -84,3 +84,15 @@ func deleteStreams(ctx context.Context, js jetstream.JetStream, run string) erro
 	}
 	return errors.Join(errs...)
 }
+
+// StreamCreated is when the server made a stream of the run. A stream that is
+// deleted and made anew counts its messages from one again; its creation
+// tells the two apart.
+func (s *Session) StreamCreated(ctx context.Context, stream string) (time.Time, error) {
+	name := StreamName(s.cfg.Run, stream)
+	info, err := s.js.Stream(ctx, name)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("looking for stream %s: %w", name, err)
+	}
+	return info.CachedInfo().Created, nil
+}

@@ -48,7 +48,11 @@ func (j *job) move(ctx context.Context, f flow) (sum pipeline.Summary, err error
 		newStage = j.newStage
 	}
 	newSink := func(stream string, partition int) (pipeline.Sink, error) {
-		cfg := data.SinkConfig{Stream: pipeline.StreamName(j.run, stream)}
+		created, err := session.StreamCreated(ctx, stream)
+		if err != nil {
+			return nil, err
+		}
+		cfg := data.SinkConfig{Stream: pipeline.StreamName(j.run, stream), StreamCreated: created}
 		if stream == pipeline.ResultsStream {
 			return j.ds.ResultSink(j.run, partition, cfg)
 		}
