@@ -2,9 +2,9 @@ package data
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"slices"
 	"strconv"
@@ -12,8 +12,8 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/cespare/xxhash/v2"
+	"github.com/draftscope/draftscope/data/statefile"
 	"github.com/draftscope/draftscope/schemas"
-	"github.com/parquet-go/parquet-go"
 )
 
 // CaptureSink stores captured sequences: their tokens, states and own rows.
@@ -144,12 +144,10 @@ func (s *CaptureSink) writeCapture(q *captureSeq, rec arrow.Record) error {
 	width := c.Spec.Hidden * c.Spec.DType.Size()
 	for i, raw := range c.States {
 		q.hashes[i].Write(raw)
-		b.norms[i] = make([]float32, b.rows)
-		for r := range b.rows {
-			row := raw[r*width : (r+1)*width]
-			b.norms[i][r] = float32(math.Sqrt(sumSquares(c.Spec.DType, row)))
-			if n := float64(b.norms[i][r]); math.IsNaN(n) || math.IsInf(n, 0) {
-				q.bad[i].count(c.Spec.DType, row, int32(len(q.tokens)+r))
+		b.norms[i] = statefile.AppendNorms(make([]float32, 0, b.rows), c.Spec.DType, c.Spec.Hidden, raw)
+		for r, norm := range b.norms[i] {
+			if !finite(norm) {
+				q.bad[i].count(c.Spec.DType, raw[r*width:(r+1)*width], int32(len(q.tokens)+r))
 			}
 		}
 		q.bytes += int64(len(raw))
@@ -162,23 +160,6 @@ func (s *CaptureSink) writeCapture(q *captureSeq, rec arrow.Record) error {
 
 func (q *captureSeq) fault(check, detail string) {
 	q.faults = append(q.faults, schemas.Fault{SeqID: q.id, Chunk: -1, Check: check, Detail: detail})
-}
-
-// sumSquares is the sum of a row's squares in float64.
-func sumSquares(d schemas.DType, row []byte) float64 {
-	var sum float64
-	if d == schemas.BF16 {
-		for i := 0; i+1 < len(row); i += 2 {
-			v := float64(math.Float32frombits(uint32(binary.LittleEndian.Uint16(row[i:])) << 16))
-			sum += v * v
-		}
-		return sum
-	}
-	for i := 0; i+3 < len(row); i += 4 {
-		v := float64(math.Float32frombits(binary.LittleEndian.Uint32(row[i:])))
-		sum += v * v
-	}
-	return sum
 }
 
 // count adds a row whose norm is not finite. Its values may all be finite:
@@ -373,17 +354,6 @@ func (s *CaptureSink) commit(ctx context.Context) (err error) {
 	return publish(s.d.disk, parts)
 }
 
-// vecCodec serves all sinks.
-var vecCodec PlaneCodec
-
-// vecPath is the column that takes nearly all of a dataset's space. It has no
-// statistics: bounds of single values say nothing about vectors, and cost more
-// than half of the writing.
-var vecPath = []string{"vec", "list", "element"}
-
-// statesPage is a page's size in bytes of float32.
-const statesPage = 1 << 20
-
 // writeStates writes state after state, and within a state sequence after
 // sequence. A row group never holds two states.
 func (s *CaptureSink) writeStates(ctx context.Context, path string, sp span, list []storedSeq) (part, error) {
@@ -395,56 +365,22 @@ func (s *CaptureSink) writeStates(ctx context.Context, path string, sp span, lis
 	f[keyHidden] = strconv.Itoa(s.run.Hidden)
 	f[keyLayers] = strconv.Itoa(s.run.Layers)
 	f[keyStates] = strings.Trim(strings.Join(strings.Fields(fmt.Sprint(s.run.States)), ","), "[]")
-	opts := []parquet.WriterOption{
-		parquet.Compression(&vecCodec), // the narrow columns name their own
-		parquet.PageBufferSize(statesPage),
-		parquet.SkipPageBounds(vecPath...),
-		parquet.SkipPageStatistics(vecPath...),
-	}
-	hidden, width := s.run.Hidden, s.run.Hidden*s.run.DType.Size()
-	perGroup := max(1, s.cfg.RowGroupBytes/(4*hidden))
-	rows := make([]schemas.State, 0, min(perGroup, max(1, statesPage/(8*hidden))))
-	arena := make([]float32, 0, cap(rows)*hidden)
-	return writePart(s.d.disk, path, f, opts, func(w *parquet.GenericWriter[schemas.State]) (int64, error) {
-		var total int64
-		inGroup := 0
-		write := func(flush bool) error {
-			if len(rows) > 0 {
-				if _, err := w.Write(rows); err != nil {
-					return err
-				}
-				total += int64(len(rows))
-				inGroup += len(rows)
-				rows, arena = rows[:0], arena[:0]
-			}
-			if flush && inGroup > 0 {
-				inGroup = 0
-				return errors.Join(w.Flush(), ctx.Err())
-			}
-			return nil
-		}
+	cfg := statefile.Config{DType: s.run.DType, Hidden: s.run.Hidden, GroupBytes: s.cfg.RowGroupBytes, Workers: s.cfg.EncodeWorkers}
+	return writePart(s.d.disk, path, f, func(out io.Writer) (*statefile.Writer, error) {
+		return statefile.NewWriter(out, cfg)
+	}, func(w *statefile.Writer) error {
 		for i, c := range s.run.States {
 			for _, q := range s.ended {
 				pos := 0
 				for _, b := range q.batches {
-					for r := range b.rows {
-						lo := len(arena)
-						arena = s.run.DType.AppendFloats(arena, b.states[i][r*width:(r+1)*width])
-						rows = append(rows, schemas.State{SeqID: q.id, Pos: int32(pos), State: int32(c), Norm: b.norms[i][r], Vec: arena[lo:]})
-						pos++
-						if full := inGroup+len(rows) == perGroup; full || len(rows) == cap(rows) {
-							if err := write(full); err != nil {
-								return total, err
-							}
-						}
+					if err := errors.Join(w.Write(statefile.Rows{SeqID: q.id, Pos: int32(pos), State: int32(c), Norms: b.norms[i], Raw: b.states[i]}), ctx.Err()); err != nil {
+						return err
 					}
+					pos += b.rows
 				}
 			}
-			if err := write(true); err != nil {
-				return total, err
-			}
 		}
-		return total, nil
+		return nil
 	})
 }
 

@@ -5,16 +5,16 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/apache/arrow/go/v17/arrow/memory"
+	"github.com/draftscope/draftscope/data/statefile"
+	"github.com/draftscope/draftscope/data/statefile/statefiletest"
 	"github.com/draftscope/draftscope/schemas"
 	"github.com/google/go-cmp/cmp"
-	"github.com/parquet-go/parquet-go"
 )
 
 // smallDataset holds two commits of run r1, and results by good.
@@ -269,17 +269,17 @@ func TestOnlyWantedSequencesAreReplayed(t *testing.T) {
 }
 
 func TestEveryBf16CodeComesBackThroughParquet(t *testing.T) {
-	var rows []schemas.State
-	for row := range 64 { // NaN, infinities and denormals too: the file keeps bits
-		s := schemas.State{SeqID: "p", Pos: int32(row)}
-		for i := range 1024 {
-			s.Vec = append(s.Vec, math.Float32frombits(uint32(row*1024+i)<<16))
-		}
-		rows = append(rows, s)
+	var codes []byte // NaN, infinities and denormals too: the file keeps bits
+	for code := range 1 << 16 {
+		codes = binary.LittleEndian.AppendUint16(codes, uint16(code))
 	}
+	const rows = 64
 	var file bytes.Buffer
-	w := parquet.NewGenericWriter[schemas.State](&file, parquet.Compression(&vecCodec), parquet.SkipPageBounds(vecPath...), parquet.SkipPageStatistics(vecPath...))
-	if _, err := w.Write(rows); err != nil {
+	w, err := statefile.NewWriter(&file, statefile.Config{DType: schemas.BF16, Hidden: 1024})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Write(statefile.Rows{SeqID: "p", Norms: make([]float32, rows), Raw: codes}); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.Close(); err != nil {
@@ -290,7 +290,7 @@ func TestEveryBf16CodeComesBackThroughParquet(t *testing.T) {
 		t.Fatal(err)
 	}
 	cur := vecCursor{file: o, hidden: 1024, dtype: schemas.BF16}
-	raw, err := cur.rows(0, len(rows))
+	raw, err := cur.rows(0, rows)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -330,7 +330,7 @@ func TestBf16StatesTakeTheirEntropyOnDisk(t *testing.T) {
 			low, high = append(low, st[i]), append(high, st[i+1])
 		}
 	}
-	floor := float64(len(low)) * (entropy(low) + entropy(high)) / 8
+	floor := float64(len(low)) * (statefiletest.Entropy(low) + statefiletest.Entropy(high)) / 8
 	info, err := os.Stat(partsOf(t, d, "states")[0])
 	if err != nil {
 		t.Fatal(err)

@@ -111,15 +111,19 @@ func (d *digester) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// smallTables is how all tables but states are written.
-func smallTables() []parquet.WriterOption {
-	return []parquet.WriterOption{parquet.Compression(&parquet.Zstd), parquet.PageBufferSize(64 << 10)}
+// partWriter writes the rows of one file. What it was given is in the file, up
+// to the indexes, when Flush returns; no goroutine of it is left then.
+type partWriter interface {
+	Flush() error
+	NumRows() int64
+	SetKeyValueMetadata(key, value string)
+	Close() error
 }
 
 // writePart writes one Parquet file under a temporary name, syncs it, opens
-// it again and checks what it says. fill writes the rows, returns how many, and
-// may flush between row groups. On an error nothing is left behind.
-func writePart[T any](d disk, path string, f footer, opts []parquet.WriterOption, fill func(w *parquet.GenericWriter[T]) (int64, error)) (p part, err error) {
+// it again and checks what it says. open makes the writer, fill writes the
+// rows. On an error nothing is left behind.
+func writePart[W partWriter](d disk, path string, f footer, open func(io.Writer) (W, error), fill func(W) error) (p part, err error) {
 	p.path = path
 	if err := makeDir(d, filepath.Dir(path)); err != nil {
 		return p, err
@@ -133,18 +137,17 @@ func writePart[T any](d disk, path string, f footer, opts []parquet.WriterOption
 			_ = d.Remove(p.tmp()) // as far as possible: the next writer removes it too
 		}
 	}()
-	buf := bufio.NewWriterSize(file, 1<<20)
+	buf := bufio.NewWriterSize(file, 128<<10)
 	body := &digester{w: buf, h: xxhash.New()}
-	opts = append(opts, parquet.WriteBufferSize(0), parquet.CreatedBy("draftscope", strconv.Itoa(schemas.FormatVersion), "parquet-go"))
 	err = guard(func() error {
-		w := parquet.NewGenericWriter[T](body, opts...)
-		var err error
-		if p.rows, err = fill(w); err != nil {
+		w, err := open(body)
+		if err != nil {
 			return err
 		}
-		if err := w.Flush(); err != nil {
+		if err := errors.Join(fill(w), w.Flush()); err != nil {
 			return err
 		}
+		p.rows = w.NumRows()
 		for _, key := range sorted(f) {
 			w.SetKeyValueMetadata(key, f[key])
 		}

@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"io"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/apache/arrow/go/v17/arrow"
@@ -23,12 +25,19 @@ type SinkConfig struct {
 	// RowGroupBytes is about how many bytes of float32 a row group of the
 	// table states holds; 0 means 2 MiB. A row group holds one state.
 	RowGroupBytes int
+	// EncodeWorkers is how many goroutines of a capture sink encode states
+	// during Commit; 0 means GOMAXPROCS. Each takes about three times the
+	// stored bytes of a row group.
+	EncodeWorkers int
 }
 
 // Validate reports what of the config cannot be used.
 func (c SinkConfig) Validate() error {
 	if c.RowGroupBytes < 0 || c.RowGroupBytes > maxRowGroup {
 		return fmt.Errorf("row groups of %d bytes: want 0 to %d", c.RowGroupBytes, maxRowGroup)
+	}
+	if c.EncodeWorkers < 0 {
+		return fmt.Errorf("%d goroutines to encode: want 0 or more", c.EncodeWorkers)
 	}
 	return nil
 }
@@ -176,10 +185,29 @@ func writeSmall[T any](s *sink, path, table, drafter string, sp span, seqs []sto
 			return part{}, err
 		}
 	}
-	return writePart(s.d.disk, path, f, smallTables(), func(w *parquet.GenericWriter[T]) (int64, error) {
-		n, err := w.Write(rows)
-		return int64(n), err
-	})
+	open := func(out io.Writer) (*smallWriter[T], error) { return newSmallWriter[T](out), nil }
+	return writePart(s.d.disk, path, f, open, func(w *smallWriter[T]) error { return w.write(rows) })
+}
+
+// smallWriter is how all tables but states are written.
+type smallWriter[T any] struct {
+	*parquet.GenericWriter[T]
+	rows int64
+}
+
+func newSmallWriter[T any](out io.Writer) *smallWriter[T] {
+	return &smallWriter[T]{GenericWriter: parquet.NewGenericWriter[T](out,
+		parquet.Compression(&parquet.Zstd), parquet.PageBufferSize(64<<10), parquet.WriteBufferSize(0),
+		parquet.CreatedBy("draftscope", strconv.Itoa(schemas.FormatVersion), "parquet-go"))}
+}
+
+// NumRows is how many rows were written so far.
+func (w *smallWriter[T]) NumRows() int64 { return w.rows }
+
+func (w *smallWriter[T]) write(rows []T) error {
+	n, err := w.Write(rows)
+	w.rows += int64(n)
+	return err
 }
 
 func (s *sink) groupList(parts []part) (string, error) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/memory"
+	"github.com/draftscope/draftscope/data/statefile/statefiletest"
 	"github.com/draftscope/draftscope/schemas"
 )
 
@@ -53,7 +54,7 @@ func newSample(run Run, id string, n int) sample {
 		s.tokens = append(s.tokens, tok)
 	}
 	for range run.States {
-		s.states = append(s.states, run.DType.AppendBytes(nil, stateLike(rng, n*run.Hidden, run.DType == schemas.BF16)))
+		s.states = append(s.states, run.DType.AppendBytes(nil, statefiletest.Like(rng, n*run.Hidden, run.DType == schemas.BF16)))
 	}
 	text := "text of " + id
 	s.sequence = schemas.Sequence{

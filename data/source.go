@@ -272,6 +272,9 @@ func (p *replayPart) Close() error {
 	return errors.Join(append(errs, p.states.Close())...)
 }
 
+// vecPath is the column that takes nearly all of a dataset's space.
+var vecPath = []string{"vec", "list", "element"}
+
 // vecCursor reads the column vec forwards, a page at a time.
 type vecCursor struct {
 	file   *openedPart

@@ -1,4 +1,4 @@
-package data
+package statefile
 
 import (
 	"encoding/binary"
@@ -70,14 +70,11 @@ func (c *PlaneCodec) Encode(dst, src []byte) ([]byte, error) {
 	}
 	scratch, _ := c.scratches.Get().(*huff0.Scratch)
 	if scratch == nil {
-		scratch = &huff0.Scratch{Reuse: huff0.ReusePolicyNone, WantLogLess: gainShift}
+		scratch = newScratch()
 	}
 	defer c.scratches.Put(scratch)
 
-	// Magic number, then a descriptor that says: single segment, content size
-	// in four bytes, no checksum, no dictionary.
-	dst = append(dst[:0], 0x28, 0xb5, 0x2f, 0xfd, 0xa0)
-	dst = binary.LittleEndian.AppendUint32(dst, uint32(len(src)))
+	dst = appendFrameHeader(dst[:0], len(src))
 	if len(src) == 0 {
 		return appendBlockHeader(dst, blockRaw, 0, true), nil
 	}
@@ -86,13 +83,35 @@ func (c *PlaneCodec) Encode(dst, src []byte) ([]byte, error) {
 		if plane == 3 {
 			hi = len(src)
 		}
-		for lo < hi {
-			end := min(lo+maxBlock, hi)
-			var err error
-			if dst, err = appendBlock(dst, src[lo:end], end == len(src), scratch); err != nil {
-				return nil, err
-			}
-			lo = end
+		var err error
+		if dst, err = appendPlane(dst, src[lo:hi], hi == len(src), scratch); err != nil {
+			return nil, err
+		}
+	}
+	return dst, nil
+}
+
+func newScratch() *huff0.Scratch {
+	return &huff0.Scratch{Reuse: huff0.ReusePolicyNone, WantLogLess: gainShift}
+}
+
+// appendFrameHeader begins a frame of size bytes: the magic number, then a
+// descriptor that says: single segment, content size in four bytes, no
+// checksum, no dictionary.
+func appendFrameHeader(dst []byte, size int) []byte {
+	dst = append(dst, 0x28, 0xb5, 0x2f, 0xfd, 0xa0)
+	return binary.LittleEndian.AppendUint32(dst, uint32(size))
+}
+
+// appendPlane appends the blocks of one plane; last says that the frame ends
+// with it.
+func appendPlane(dst, plane []byte, last bool, scratch *huff0.Scratch) ([]byte, error) {
+	for len(plane) > 0 {
+		b := plane[:min(maxBlock, len(plane))]
+		plane = plane[len(b):]
+		var err error
+		if dst, err = appendBlock(dst, b, last && len(plane) == 0, scratch); err != nil {
+			return nil, err
 		}
 	}
 	return dst, nil
@@ -104,7 +123,7 @@ func appendBlock(dst, b []byte, last bool, scratch *huff0.Scratch) ([]byte, erro
 	if isRun(b) {
 		return append(appendBlockHeader(dst, blockRLE, len(b), last), b[0]), nil
 	}
-	if len(b) >= minHuffman {
+	if len(b) >= minHuffman && !isNoise(b) {
 		out, _, err := huff0.Compress4X(b, scratch)
 		switch {
 		case err == nil:
@@ -149,6 +168,37 @@ func isRun(b []byte) bool {
 		}
 	}
 	return true
+}
+
+const (
+	// A sample is noise when two of its bytes are equal less often than
+	// 1 in 2^7.875 times. That makes its Rényi entropy, and so its Shannon
+	// entropy, larger than what a Huffman block must stay below.
+	sampleSize   = 4096
+	samplePieces = 8
+	maxEqual     = sampleSize * (sampleSize - 1) / 235
+	// minSampled is the smallest block worth a look at a sample first.
+	minSampled = 4 * sampleSize
+)
+
+// isNoise reports whether a sample of a large block says that a Huffman table
+// would not pay. It costs a fraction of counting the whole block.
+func isNoise(b []byte) bool {
+	if len(b) < minSampled {
+		return false
+	}
+	var counts [256]uint32
+	for i := range samplePieces {
+		at := (len(b) - sampleSize/samplePieces) / (samplePieces - 1) * i
+		for _, v := range b[at : at+sampleSize/samplePieces] {
+			counts[v]++
+		}
+	}
+	equal := 0
+	for _, c := range counts {
+		equal += int(c) * (int(c) - 1)
+	}
+	return equal < maxEqual
 }
 
 // Decode overwrites dst with the content of the frames in src, and returns

@@ -1,4 +1,4 @@
-package data
+package statefile
 
 import (
 	"bytes"
@@ -8,27 +8,13 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/draftscope/draftscope/data/statefile/statefiletest"
 	"github.com/klauspost/compress/zstd"
 	"github.com/parquet-go/parquet-go"
 	"github.com/parquet-go/parquet-go/compress"
 )
 
 var _ compress.Codec = (*PlaneCodec)(nil)
-
-// stateLike are n values as a residual stream has them: near gaussian, with
-// channels of different scales, rounded to bf16 when asked.
-func stateLike(rng *rand.Rand, n int, bf16 bool) []float32 {
-	vals := make([]float32, n)
-	for i := range vals {
-		scale := math.Pow(10, 2*float64(i%64)/64-1)
-		v := float32(rng.NormFloat64() * scale)
-		if bf16 {
-			v = math.Float32frombits((math.Float32bits(v) + 0x7fff) &^ 0xffff)
-		}
-		vals[i] = v
-	}
-	return vals
-}
 
 // split is the byte-stream split of vals.
 func split(vals []float32) []byte {
@@ -57,14 +43,14 @@ func TestAnyBytesComeBack(t *testing.T) {
 	}
 	inputs := map[string][]byte{
 		"empty":              {},
-		"states of bf16":     split(stateLike(rng, 80*5120, true)),
-		"states of f32":      split(stateLike(rng, 3*5120, false)),
+		"states of bf16":     split(statefiletest.Like(rng, 80*5120, true)),
+		"states of f32":      split(statefiletest.Like(rng, 3*5120, false)),
 		"all zero":           make([]byte, 4*maxBlock+3),
 		"skewed, odd":        skewed,
 		"noise":              randomBytes(rng, 700_003),
 		"two symbols":        bytes.Repeat([]byte{1, 2}, 100_000),
-		"exactly one block":  split(stateLike(rng, maxBlock, true)),
-		"one past the block": split(stateLike(rng, maxBlock+1, true)),
+		"exactly one block":  split(statefiletest.Like(rng, maxBlock, true)),
+		"one past the block": split(statefiletest.Like(rng, maxBlock+1, true)),
 	}
 	for n := range 80 {
 		inputs[fmt.Sprintf("%d random bytes", n)] = randomBytes(rng, n)
@@ -99,7 +85,7 @@ func TestAnyBytesComeBack(t *testing.T) {
 
 func TestDecodeFillsTheBufferItIsGiven(t *testing.T) {
 	var codec PlaneCodec
-	in := split(stateLike(rand.New(rand.NewPCG(3, 4)), 5000, true))
+	in := split(statefiletest.Like(rand.New(rand.NewPCG(3, 4)), 5000, true))
 	frame, err := codec.Encode(nil, in)
 	if err != nil {
 		t.Fatal(err)
@@ -117,7 +103,7 @@ func TestDecodeFillsTheBufferItIsGiven(t *testing.T) {
 }
 
 func TestBf16PagesReachTheirEntropy(t *testing.T) {
-	vals := stateLike(rand.New(rand.NewPCG(5, 6)), 80*5120, true)
+	vals := statefiletest.Like(rand.New(rand.NewPCG(5, 6)), 80*5120, true)
 	page := split(vals)
 	var codec PlaneCodec
 	frame, err := codec.Encode(nil, page)
@@ -125,33 +111,17 @@ func TestBf16PagesReachTheirEntropy(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := len(vals)
-	floor := float64(n) * (entropy(page[2*n:3*n]) + entropy(page[3*n:])) / 8
+	floor := float64(n) * (statefiletest.Entropy(page[2*n:3*n]) + statefiletest.Entropy(page[3*n:])) / 8
 	if got := float64(len(frame)) / floor; got > 1.02 {
 		t.Errorf("the frame is %.4f of the order-0 entropy, want at most 1.02", got)
 	}
-}
-
-// entropy is the order-0 entropy of b in bits a byte.
-func entropy(b []byte) float64 {
-	var counts [256]float64
-	for _, v := range b {
-		counts[v]++
-	}
-	var h float64
-	for _, c := range counts {
-		if c > 0 {
-			p := c / float64(len(b))
-			h -= p * math.Log2(p)
-		}
-	}
-	return h
 }
 
 func FuzzFramesComeBack(f *testing.F) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	f.Add([]byte{})
 	f.Add([]byte{0, 0, 0, 0, 0})
-	f.Add(split(stateLike(rng, 300, true)))
+	f.Add(split(statefiletest.Like(rng, 300, true)))
 	f.Add(bytes.Repeat([]byte("ab"), 4000))
 	dec, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1))
 	if err != nil {
@@ -173,7 +143,7 @@ func FuzzFramesComeBack(f *testing.F) {
 func FuzzDecodeNeverPanics(f *testing.F) {
 	var codec PlaneCodec
 	for _, n := range []int{0, 1, 100, 5000} {
-		frame, err := codec.Encode(nil, split(stateLike(rand.New(rand.NewPCG(9, 9)), n, true)))
+		frame, err := codec.Encode(nil, split(statefiletest.Like(rand.New(rand.NewPCG(9, 9)), n, true)))
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -194,7 +164,7 @@ func FuzzDecodeNeverPanics(f *testing.F) {
 }
 
 func BenchmarkPlaneCodec(b *testing.B) {
-	vals := stateLike(rand.New(rand.NewPCG(1, 1)), 80*5120, true)
+	vals := statefiletest.Like(rand.New(rand.NewPCG(1, 1)), 80*5120, true)
 	page := split(vals)
 	raw := float64(2 * len(vals)) // bf16 bytes
 	b.Run("encode/ours", func(b *testing.B) { benchEncode(b, &PlaneCodec{}, page, raw) })
