@@ -17,7 +17,7 @@ import (
 
 // The run that the crash tests kill.
 const (
-	crashSeqs    = 40
+	crashSeqs    = 24
 	crashRecords = 4
 	crashRows    = 30
 )
@@ -83,7 +83,7 @@ func TestKilledProcessesLoseAndDoubleNothing(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		delay := 30 + rng.IntN(300+try*50)
+		delay := 30 + rng.IntN(300+try*120)
 		timer := time.AfterFunc(time.Duration(delay)*time.Millisecond, func() { _ = cmd.Process.Kill() })
 		err := cmd.Wait()
 		timer.Stop()
@@ -112,7 +112,7 @@ func TestHardCancelsLoseAndDoubleNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(10+rng.IntN(200+try*40))*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(10+rng.IntN(200+try*120))*time.Millisecond)
 		_, err = crashRun(ctx, crashConfig(dir), dir, sh)
 		cancel()
 		if err == nil {

@@ -101,7 +101,7 @@ func TestARestartOfTheServerMidRunLosesNothing(t *testing.T) {
 				}
 				return nil
 			}
-			cfg := Config{Run: "r", URL: srv.ClientURL(), Allocator: mem, CommitSequences: 4, CommitIdle: 50 * time.Millisecond}
+			cfg := Config{Run: "r", URL: srv.ClientURL(), Allocator: mem, CommitSequences: 4, CommitIdle: 50 * time.Millisecond, ConnectTimeout: time.Second}
 			sum, err := Run(t.Context(), cfg, src, stages(mem, nil), sh.sink)
 			if err != nil {
 				t.Fatal(err)

@@ -32,6 +32,11 @@ func (v *invocation) feed(ctx context.Context, src Source, out *publisher) (drai
 		ask := ctx
 		if open == nil {
 			ask = between
+			select {
+			case <-v.cfg.Drain:
+				cancel() // the goroutine may not have come to it
+			default:
+			}
 			if between.Err() != nil {
 				break
 			}
