@@ -168,7 +168,7 @@ func (r *reader) follow(ctx context.Context, consumer jetstream.Consumer, lost <
 	go func() { pulled <- pull(pulling, consumer, msgs) }()
 	defer func() {
 		stop()
-		<-pulled
+		_ = <-pulled // it was told to stop
 	}()
 	idle := time.NewTimer(r.run.cfg.CommitIdle)
 	defer idle.Stop()
