@@ -33,7 +33,7 @@ type handler interface {
 // reader reads one partition of one stream for one handler.
 type reader struct {
 	run       *invocation
-	stream    string
+	route     route
 	role      string // stage or store; part of the consumer's name
 	partition int
 	books     *ledger
@@ -53,13 +53,13 @@ var (
 )
 
 // openReader finds out where the last invocation stopped.
-func openReader(ctx context.Context, run *invocation, stream, role string, partition int) (*reader, error) {
-	r := &reader{run: run, stream: stream, role: role, partition: partition, asm: newAssembler(run.nonce)}
+func openReader(ctx context.Context, run *invocation, from route, role string, partition int) (*reader, error) {
+	r := &reader{run: run, route: from, role: role, partition: partition, asm: newAssembler(run.nonce)}
 	names, floor, err := r.consumers(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("reading where partition %d of %s stopped: %w", partition, stream, err)
+		return nil, fmt.Errorf("reading where partition %d of %s stopped: %w", partition, from.name(), err)
 	}
-	r.run.log.Debug("reader", "stream", stream, "role", role, "partition", partition, "floor", floor, "earlier", len(names))
+	r.run.log.Debug("reader", "stream", from.name(), "role", role, "partition", partition, "floor", floor, "earlier", len(names))
 	r.books = newLedger(floor, func(reply string, verb []byte) { _ = run.nc.Publish(reply, verb) })
 	return r, nil
 }
@@ -69,7 +69,7 @@ func (r *reader) prefix() string { return fmt.Sprintf("%s-%d-", r.role, r.partit
 // consumers lists this reader's consumers and the highest sequence up to
 // which one of them has everything acknowledged.
 func (r *reader) consumers(ctx context.Context) (names []string, floor uint64, err error) {
-	s, err := r.run.js.Stream(ctx, StreamName(r.run.cfg.Run, r.stream))
+	s, err := r.run.js.Stream(ctx, r.route.name())
 	if err != nil {
 		return nil, 0, err
 	}
@@ -93,9 +93,9 @@ func (r *reader) subscribe(ctx context.Context) (jetstream.Consumer, error) {
 		return nil, err
 	}
 	r.made++
-	c, err := r.run.js.CreateConsumer(ctx, StreamName(r.run.cfg.Run, r.stream), jetstream.ConsumerConfig{
+	c, err := r.run.js.CreateConsumer(ctx, r.route.name(), jetstream.ConsumerConfig{
 		Durable:       fmt.Sprintf("%s%s-%d", r.prefix(), r.run.nonce, r.made),
-		FilterSubject: Subject(r.run.cfg.Run, r.stream, r.partition),
+		FilterSubject: r.route.subject(r.partition),
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy,
 		OptStartSeq:   r.books.forget() + 1,
 		AckPolicy:     jetstream.AckExplicitPolicy,
@@ -106,7 +106,7 @@ func (r *reader) subscribe(ctx context.Context) (jetstream.Consumer, error) {
 		return nil, err
 	}
 	for _, name := range old {
-		err := r.run.js.DeleteConsumer(ctx, StreamName(r.run.cfg.Run, r.stream), name)
+		err := r.run.js.DeleteConsumer(ctx, r.route.name(), name)
 		if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
 			return nil, err
 		}
@@ -132,9 +132,9 @@ func (r *reader) read(ctx context.Context) error {
 			err = errRestarted
 		}
 		if !errors.Is(err, errIrregular) && !errors.Is(err, errRestarted) {
-			return fmt.Errorf("reading partition %d of %s: %w", r.partition, r.stream, err)
+			return fmt.Errorf("reading partition %d of %s: %w", r.partition, r.route.stream, err)
 		}
-		r.run.log.Debug("starting again behind the last acknowledged message", "stream", r.stream, "role", r.role, "partition", r.partition, "why", err)
+		r.run.log.Debug("starting again behind the last acknowledged message", "stream", r.route.stream, "role", r.role, "partition", r.partition, "why", err)
 		if err := r.handler.settle(ctx); err != nil {
 			return err
 		}
@@ -241,7 +241,7 @@ func (r *reader) message(ctx context.Context, m jetstream.Msg) (finished bool, e
 	}
 	h, err := parseHeader(m.Headers())
 	if err != nil {
-		r.run.fault(Fault{Stream: r.stream, Chunk: -1, Check: "header", Detail: fmt.Sprintf("message %d: %v", streamSeq, err)})
+		r.run.fault(Fault{Stream: r.route.stream, Chunk: -1, Check: "header", Detail: fmt.Sprintf("message %d: %v", streamSeq, err)})
 		r.books.ack(streamSeq)
 		return false, nil
 	}
@@ -311,7 +311,7 @@ func (r *reader) judge(s *sequence, chunk int, err error, last bool) error {
 // setAside gives a sequence up: this attempt will not be completed here. last
 // says that its end marker has come.
 func (r *reader) setAside(s *sequence, f Fault, last bool) {
-	f.Stream = r.stream
+	f.Stream = r.route.stream
 	s.aside = true
 	if last {
 		delete(r.asm.open, s.id)
@@ -353,7 +353,7 @@ func (r *reader) endOfRun(ctx context.Context, h header, streamSeq uint64) error
 	confirm, cancel := context.WithTimeout(ctx, r.run.cfg.ConnectTimeout)
 	defer cancel()
 	if _, err := r.run.nc.RequestWithContext(confirm, r.books.replyOf(streamSeq), verbAck); err != nil {
-		r.run.log.Debug("last ack was not confirmed; a next run will skip what it repeats", "stream", r.stream, "partition", r.partition, "error", err)
+		r.run.log.Debug("last ack was not confirmed; a next run will skip what it repeats", "stream", r.route.stream, "partition", r.partition, "error", err)
 	}
 	r.books.ack(streamSeq)
 	return nil

@@ -60,7 +60,7 @@ func (p *publisher) mend(ctx context.Context, cause error, failing time.Time) er
 
 	last, lastID, err := p.lastStored(ctx)
 	if err != nil {
-		p.cfg.Logger.Debug("asking for the stream's state", "stream", p.name, "error", err)
+		p.cfg.Logger.Debug("asking for the stream's state", "stream", p.route.name(), "error", err)
 		return nil
 	}
 	p.mu.Lock()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -55,12 +54,12 @@ func checkSeqID(seq string) error {
 
 // StreamName is the JetStream name of a run's stream.
 func StreamName(run, stream string) string {
-	return "DS_" + escapeToken(run) + "_" + stream
+	return route{run: run, stream: stream}.name()
 }
 
 // Subject is where the sequences of one partition are published.
 func Subject(run, stream string, partition int) string {
-	return "ds." + escapeToken(run) + "." + stream + "." + strconv.Itoa(partition)
+	return route{run: run, stream: stream}.subject(partition)
 }
 
 // Partition is where a sequence belongs: xxhash64 of its id modulo n.

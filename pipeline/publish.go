@@ -50,7 +50,7 @@ type outgoing struct {
 // beside them.
 type publisher struct {
 	cfg    Config
-	name   string // CaptureStream or ResultsStream
+	route  route
 	nc     *nats.Conn
 	js     jetstream.JetStream
 	stream jetstream.Stream
@@ -71,13 +71,13 @@ type publisher struct {
 	idle    chan struct{}
 }
 
-func newPublisher(ctx context.Context, cfg Config, name string, nc *nats.Conn, js jetstream.JetStream) (*publisher, error) {
-	stream, err := js.Stream(ctx, StreamName(cfg.Run, name))
+func newPublisher(ctx context.Context, cfg Config, to route, nc *nats.Conn, js jetstream.JetStream) (*publisher, error) {
+	stream, err := js.Stream(ctx, to.name())
 	if err != nil {
-		return nil, fmt.Errorf("opening stream %s: %w", StreamName(cfg.Run, name), err)
+		return nil, fmt.Errorf("opening stream %s: %w", to.name(), err)
 	}
 	p := &publisher{
-		cfg: cfg, name: name, nc: nc, js: js, stream: stream,
+		cfg: cfg, route: to, nc: nc, js: js, stream: stream,
 		enc:    newEncoder(cfg.Allocator, cfg.Window+1),
 		window: make(chan struct{}, cfg.Window),
 		wake:   make(chan struct{}, 1),
@@ -86,14 +86,14 @@ func newPublisher(ctx context.Context, cfg Config, name string, nc *nats.Conn, j
 		lastSeq: stream.CachedInfo().State.LastSeq,
 	}
 	if cfg.MaxBytes > 0 {
-		p.quota = newQuota(cfg, name, stream)
+		p.quota = newQuota(cfg, to, stream)
 	}
 	return p, nil
 }
 
 // begin opens an attempt at a sequence.
 func (p *publisher) begin(seq, attempt string, partition int) *outSeq {
-	return &outSeq{seq: seq, attempt: attempt, subject: Subject(p.cfg.Run, p.name, partition), sent: newTally(), stored: newTally()}
+	return &outSeq{seq: seq, attempt: attempt, subject: p.route.subject(partition), sent: newTally(), stored: newTally()}
 }
 
 // record publishes a record as the sequence's next chunks.
@@ -109,7 +109,7 @@ func (p *publisher) record(ctx context.Context, o *outSeq, rec arrow.Record) (by
 		return p.put(ctx, &outgoing{kind: kindData, out: o, subject: o.subject, frame: f})
 	})
 	if err != nil {
-		return bytes, fmt.Errorf("publishing sequence %q to %s: %w", o.seq, p.name, err)
+		return bytes, fmt.Errorf("publishing sequence %q to %s: %w", o.seq, p.route.stream, err)
 	}
 	return bytes, nil
 }
@@ -118,7 +118,7 @@ func (p *publisher) record(ctx context.Context, o *outSeq, rec arrow.Record) (by
 func (p *publisher) end(ctx context.Context, o *outSeq, onStore func()) error {
 	p.abandon(o)
 	if err := p.put(ctx, &outgoing{kind: kindEnd, out: o, subject: o.subject, onStore: onStore}); err != nil {
-		return fmt.Errorf("publishing the end of sequence %q to %s: %w", o.seq, p.name, err)
+		return fmt.Errorf("publishing the end of sequence %q to %s: %w", o.seq, p.route.stream, err)
 	}
 	return nil
 }
@@ -132,9 +132,9 @@ func (p *publisher) abandon(o *outSeq) {
 
 // control publishes a message about the invocation itself.
 func (p *publisher) control(ctx context.Context, k kind, nonce string, partition int, count int64, onStore func()) error {
-	e := &outgoing{kind: k, subject: Subject(p.cfg.Run, p.name, partition), attempt: nonce, count: count, part: partition, onStore: onStore}
+	e := &outgoing{kind: k, subject: p.route.subject(partition), attempt: nonce, count: count, part: partition, onStore: onStore}
 	if err := p.put(ctx, e); err != nil {
-		return fmt.Errorf("publishing the %s marker to %s: %w", k, p.name, err)
+		return fmt.Errorf("publishing the %s marker to %s: %w", k, p.route.stream, err)
 	}
 	return nil
 }
@@ -271,7 +271,7 @@ func (p *publisher) serve(ctx context.Context, stop <-chan struct{}) error {
 			failing = time.Now()
 		}
 		if err := p.mend(ctx, e.err, failing); err != nil {
-			return p.fail(fmt.Errorf("publishing to stream %s: %w", StreamName(p.cfg.Run, p.name), err))
+			return p.fail(fmt.Errorf("publishing to stream %s: %w", p.route.name(), err))
 		}
 	}
 }

@@ -16,8 +16,7 @@ import (
 type quota struct {
 	limit   int64
 	stream  jetstream.Stream
-	name    string
-	run     string
+	route   route
 	timeout time.Duration
 
 	mu      sync.Mutex
@@ -28,9 +27,9 @@ type quota struct {
 	asked   time.Time
 }
 
-func newQuota(cfg Config, name string, stream jetstream.Stream) *quota {
+func newQuota(cfg Config, to route, stream jetstream.Stream) *quota {
 	return &quota{
-		limit: cfg.MaxBytes, stream: stream, name: name, run: cfg.Run, timeout: cfg.ConnectTimeout,
+		limit: cfg.MaxBytes, stream: stream, route: to, timeout: cfg.ConnectTimeout,
 		readers: map[int][]*ledger{}, purged: map[int]uint64{},
 		used: int64(stream.CachedInfo().State.Bytes),
 	}
@@ -70,7 +69,7 @@ func (q *quota) take(ctx context.Context, o *outSeq, size int64) (bool, error) {
 	}
 	full := q.limit / 10 * 7
 	if q.open+size > full {
-		return false, fmt.Errorf("%w: sequences in progress need more than 70 %% of the %d bytes of stream %s; allow it more", ErrSequenceTooLarge, q.limit, q.name)
+		return false, fmt.Errorf("%w: sequences in progress need more than 70 %% of the %d bytes of stream %s; allow it more", ErrSequenceTooLarge, q.limit, q.route.name())
 	}
 	if q.used+size > full {
 		return false, nil
@@ -109,7 +108,7 @@ func (q *quota) reclaimLocked(ctx context.Context) error {
 		if floor <= q.purged[partition] {
 			continue
 		}
-		err := q.stream.Purge(ask, jetstream.WithPurgeSubject(Subject(q.run, q.name, partition)), jetstream.WithPurgeSequence(floor+1))
+		err := q.stream.Purge(ask, jetstream.WithPurgeSubject(q.route.subject(partition)), jetstream.WithPurgeSequence(floor+1))
 		if err != nil {
 			return context.Cause(ctx)
 		}

@@ -48,6 +48,9 @@ func (v *invocation) attempt() string {
 	return v.nonce + "." + strconv.FormatInt(v.attempts.Add(1), 10)
 }
 
+// route is the stream of a job in one process.
+func (v *invocation) route(stream string) route { return route{run: v.cfg.Run, stream: stream} }
+
 // fault reports a sequence that was set aside, once, however many readers
 // stumble over it.
 func (v *invocation) fault(f Fault) {
@@ -103,7 +106,7 @@ func (v *invocation) run(ctx context.Context, src Source, newStage NewStage, new
 	}
 	publishers := map[string]*publisher{}
 	for _, name := range names {
-		if publishers[name], err = newPublisher(ctx, v.cfg, name, v.nc, v.js); err != nil {
+		if publishers[name], err = newPublisher(ctx, v.cfg, v.route(name), v.nc, v.js); err != nil {
 			return false, err
 		}
 	}
@@ -118,7 +121,7 @@ func (v *invocation) run(ctx context.Context, src Source, newStage NewStage, new
 	var readers []*reader
 	for p := range v.partitions {
 		for _, name := range names {
-			r, err := openReader(ctx, v, name, "store", p)
+			r, err := openReader(ctx, v, v.route(name), "store", p)
 			if err != nil {
 				return false, err
 			}
@@ -131,7 +134,7 @@ func (v *invocation) run(ctx context.Context, src Source, newStage NewStage, new
 			readers = append(readers, r)
 		}
 		if newStage != nil {
-			r, err := openReader(ctx, v, CaptureStream, "stage", p)
+			r, err := openReader(ctx, v, v.route(CaptureStream), "stage", p)
 			if err != nil {
 				return false, err
 			}
@@ -144,7 +147,7 @@ func (v *invocation) run(ctx context.Context, src Source, newStage NewStage, new
 		}
 	}
 	for _, r := range readers {
-		if q := publishers[r.stream].quota; q != nil {
+		if q := publishers[r.route.stream].quota; q != nil {
 			q.attach(r.partition, r.books)
 		}
 	}
