@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 
@@ -41,7 +42,24 @@ func placeOf(path string) (place, error) {
 	case !info.IsDir():
 		return place{}, badUsage("%s is a file; give the folder that holds config.json and model.safetensors", path)
 	}
-	return place{os.DirFS(path), ".", path}, nil
+	return place{os.DirFS(path), ".", path}, plainFiles(path)
+}
+
+// plainFiles refuses a folder with a pipe or device among its files, whose
+// reading might never end.
+func plainFiles(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return badInput(fmt.Errorf("opening %s: %w", dir, err))
+	}
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		info, err := os.Stat(path) // what a link points to
+		if err == nil && !info.IsDir() && !info.Mode().IsRegular() {
+			return badUsage("%s is no regular file; put the file itself there", path)
+		}
+	}
+	return nil
 }
 
 // targetPlace is where a target lies; "" and "demo" are the shipped one.
