@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -68,18 +69,52 @@ func BenchmarkEncode(b *testing.B) {
 	}
 }
 
+// BenchmarkDecode sets reading a message of 1 MB beside copying it.
 func BenchmarkDecode(b *testing.B) {
-	rec := wideRecord(16, 61_440)
-	defer rec.Release()
+	fields := []arrow.Field{
+		{Name: "seq_id", Type: arrow.BinaryTypes.String},
+		{Name: "pos", Type: arrow.PrimitiveTypes.Int32},
+		{Name: "token", Type: arrow.PrimitiveTypes.Int32},
+	}
+	for i := range 6 {
+		fields = append(fields, arrow.Field{Name: fmt.Sprint("state_", i), Type: &arrow.FixedSizeBinaryType{ByteWidth: 10_240}})
+	}
 	mem := memory.NewGoAllocator()
-	heads, payloads := frames(b, mem, rec, 1<<20)
-	b.SetBytes(16 * 61_440)
-	for b.Loop() {
-		got, err := decode(mem, heads[0], payloads[0])
-		if err != nil {
-			b.Fatal(err)
+	build := array.NewRecordBuilder(mem, arrow.NewSchema(fields, nil))
+	defer build.Release()
+	for i := range 16 {
+		build.Field(0).(*array.StringBuilder).Append("sequence")
+		build.Field(1).(*array.Int32Builder).Append(int32(i))
+		build.Field(2).(*array.Int32Builder).Append(int32(i))
+		for f := range 6 {
+			build.Field(3 + f).(*array.FixedSizeBinaryBuilder).Append(bytes.Repeat([]byte{byte(i), 63}, 5120))
 		}
-		got.Release()
+	}
+	rec := build.NewRecord()
+	defer rec.Release()
+	heads, payloads := frames(b, mem, rec, 1<<20)
+	h, data := heads[0], payloads[0]
+	d := newDecoder(mem)
+	into := make([]byte, len(data))
+	for name, run := range map[string]func() (arrow.Record, error){
+		"record": func() (arrow.Record, error) { return d.record(h, data) },
+		"digest": func() (arrow.Record, error) { return nil, map[bool]error{true: ErrFrame}[h.digestOf(data) != h.digest] },
+		"both":   func() (arrow.Record, error) { return d.decode(h, data) },
+		"arrow":  func() (arrow.Record, error) { return d.copied(rec.Schema(), h.rows, 1<<20, data) },
+		"copy":   func() (arrow.Record, error) { copy(into, data); return nil, nil },
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.SetBytes(int64(len(data)))
+			for b.Loop() {
+				got, err := run()
+				if err != nil {
+					b.Fatal(err)
+				}
+				if got != nil {
+					got.Release()
+				}
+			}
+		})
 	}
 }
 

@@ -12,35 +12,15 @@ import (
 // The parts of Arrow's flatbuffers that a frame's check reads. A slot is the
 // place of a field in its table's vtable.
 const (
-	msgHeaderType, msgHeader, msgBodyLength            = 6, 8, 10
-	typeSchema, typeRecordBatch                        = 1, 3
-	schemaFields, schemaMetadata                       = 6, 8
-	fieldName, fieldDictionary, fieldChildren          = 4, 12, 14
-	fieldMetadata                                      = 16
-	batchNodes, batchBuffers, batchCompression, batchV = 6, 8, 10, 12
-	maxDepth                                           = 16
+	msgHeaderType, msgHeader, msgBodyLength   = 6, 8, 10
+	typeSchema, typeRecordBatch               = 1, 3
+	schemaFields, schemaMetadata              = 6, 8
+	fieldName, fieldDictionary, fieldChildren = 4, 12, 14
+	fieldMetadata                             = 16
+	batchRows, batchNodes, batchBuffers       = 4, 6, 8
+	batchCompression, batchVariadic           = 10, 12
+	maxDepth                                  = 16
 )
-
-// checkStream walks a frame: schema, one record batch, end marker, nothing
-// else. It holds every vector, buffer and body against the bytes that are
-// there, which the Arrow reader does not do before it allocates. It may panic
-// on a damaged flatbuffer; decode recovers.
-//
-// parts is what the batch has. It has to be what the schema calls for, which
-// the caller checks: the reader does not.
-func checkStream(data []byte) (parts batchParts, err error) {
-	rest, err := checkMessage(data, typeSchema, nil)
-	if err != nil {
-		return parts, err
-	}
-	if rest, err = checkMessage(rest, typeRecordBatch, &parts); err != nil {
-		return parts, err
-	}
-	if len(rest) != 8 || binary.LittleEndian.Uint32(rest) != 0xffffffff || binary.LittleEndian.Uint32(rest[4:]) != 0 {
-		return parts, fmt.Errorf("%w: no end marker after the record batch (%d bytes left)", ErrFrame, len(rest))
-	}
-	return parts, nil
-}
 
 // batchParts is how many arrays and buffers a record batch lists.
 type batchParts struct{ nodes, buffers int }
@@ -70,37 +50,73 @@ func (p *batchParts) addFields(fields []arrow.Field) {
 	}
 }
 
-func checkMessage(data []byte, want byte, parts *batchParts) (rest []byte, err error) {
+// batch is a record batch of which every vector and buffer is known to lie
+// within the bytes that are there. Arrow's reader does not look before it
+// allocates.
+type batch struct {
+	meta, body     []byte
+	rows           int64
+	parts          batchParts
+	nodes, buffers flatbuffers.UOffsetT // where their vectors start in meta
+}
+
+// node is the length and the null count of an array.
+func (b *batch) node(i int) (rows, nulls int) {
+	at := b.nodes + flatbuffers.UOffsetT(16*i)
+	return int(flatbuffers.GetInt64(b.meta[at:])), int(flatbuffers.GetInt64(b.meta[at+8:]))
+}
+
+func (b *batch) offset(i int) int64 {
+	return flatbuffers.GetInt64(b.meta[b.buffers+flatbuffers.UOffsetT(16*i):])
+}
+
+// buffer is a part of the body, whose capacity ends with it.
+func (b *batch) buffer(i int) []byte {
+	off := b.offset(i)
+	end := off + flatbuffers.GetInt64(b.meta[b.buffers+flatbuffers.UOffsetT(16*i+8):])
+	return b.body[off:end:end]
+}
+
+// checkMessage takes one message off data, which has to be of the wanted
+// type, and returns what follows it. It may panic on a damaged flatbuffer;
+// [decoder.record] recovers.
+func checkMessage(data []byte, want byte) (b batch, rest []byte, err error) {
 	if len(data) < 8 || binary.LittleEndian.Uint32(data) != 0xffffffff {
-		return nil, fmt.Errorf("%w: %d bytes left where a message should start", ErrFrame, len(data))
+		return b, nil, fmt.Errorf("%w: %d bytes left where a message should start", ErrFrame, len(data))
 	}
 	n := int64(binary.LittleEndian.Uint32(data[4:]))
 	data = data[8:]
 	if n < 8 || n > int64(len(data)) {
-		return nil, fmt.Errorf("%w: message header of %d bytes, %d are left", ErrFrame, n, len(data))
+		return b, nil, fmt.Errorf("%w: message header of %d bytes, %d are left", ErrFrame, n, len(data))
 	}
 	meta, body := data[:n], data[n:]
 	msg := root(meta)
 	if o := msg.Offset(msgHeaderType); o == 0 || msg.GetByte(msg.Pos+flatbuffers.UOffsetT(o)) != want {
-		return nil, fmt.Errorf("%w: message is of another type than %d", ErrFrame, want)
+		return b, nil, fmt.Errorf("%w: message is of another type than %d", ErrFrame, want)
 	}
-	var size int64
-	if o := msg.Offset(msgBodyLength); o != 0 {
-		size = msg.GetInt64(msg.Pos + flatbuffers.UOffsetT(o))
-	}
+	size := int64At(msg, msgBodyLength)
 	if size < 0 || size > int64(len(body)) {
-		return nil, fmt.Errorf("%w: body of %d bytes, %d are left", ErrFrame, size, len(body))
+		return b, nil, fmt.Errorf("%w: body of %d bytes, %d are left", ErrFrame, size, len(body))
 	}
 	head, ok := child(msg, msgHeader)
 	if !ok {
-		return nil, fmt.Errorf("%w: message without a header", ErrFrame)
+		return b, nil, fmt.Errorf("%w: message without a header", ErrFrame)
 	}
 	if want == typeSchema {
 		err = checkSchema(head)
 	} else {
-		err = checkBatch(head, size, parts)
+		b, err = checkBatch(head, body[:size])
 	}
-	return body[size:], err
+	return b, body[size:], err
+}
+
+// int64At is a table's field, 0 when it is not there.
+func int64At(t *flatbuffers.Table, slot flatbuffers.VOffsetT) int64 {
+	o := t.Offset(slot)
+	if o == 0 {
+		return 0
+	}
+	return t.GetInt64(t.Pos + flatbuffers.UOffsetT(o))
 }
 
 func root(b []byte) *flatbuffers.Table {
@@ -167,27 +183,26 @@ func checkFields(t *flatbuffers.Table, slot flatbuffers.VOffsetT, depth int, bud
 }
 
 // checkBatch holds the buffers of a record batch against its body.
-func checkBatch(batch *flatbuffers.Table, body int64, parts *batchParts) error {
-	if batch.Offset(batchCompression) != 0 || batch.Offset(batchV) != 0 {
-		return fmt.Errorf("%w: compressed or variadic record batch", ErrFrame)
+func checkBatch(head *flatbuffers.Table, body []byte) (b batch, err error) {
+	if head.Offset(batchCompression) != 0 || head.Offset(batchVariadic) != 0 {
+		return b, fmt.Errorf("%w: compressed or variadic record batch", ErrFrame)
 	}
-	_, nodes, err := vector(batch, batchNodes, 16)
-	if err != nil {
-		return err
+	b = batch{meta: head.Bytes, body: body, rows: int64At(head, batchRows)}
+	if b.nodes, b.parts.nodes, err = vector(head, batchNodes, 16); err != nil {
+		return b, err
 	}
-	start, n, err := vector(batch, batchBuffers, 16)
-	if err != nil {
-		return err
+	if b.buffers, b.parts.buffers, err = vector(head, batchBuffers, 16); err != nil {
+		return b, err
 	}
-	parts.nodes, parts.buffers = nodes, n
-	for i := range n {
-		at := start + flatbuffers.UOffsetT(16*i)
-		off, size := batch.GetInt64(at), batch.GetInt64(at+8)
-		if off < 0 || size < 0 || off > body || size > body-off {
-			return fmt.Errorf("%w: buffer %d is bytes %d+%d of %d", ErrFrame, i, off, size, body)
+	have := int64(len(body))
+	for i := range b.parts.buffers {
+		at := b.buffers + flatbuffers.UOffsetT(16*i)
+		off, size := head.GetInt64(at), head.GetInt64(at+8)
+		if off < 0 || size < 0 || off > have || size > have-off {
+			return b, fmt.Errorf("%w: buffer %d is bytes %d+%d of %d", ErrFrame, i, off, size, have)
 		}
 	}
-	return nil
+	return b, nil
 }
 
 var errBounds = errors.New("values point outside of their buffers")

@@ -39,6 +39,7 @@ type reader struct {
 	books     *ledger
 	asm       *assembler
 	handler   handler
+	decoder   *decoder
 
 	made  int    // consumers made so far
 	next  uint64 // consumer sequence that is due
@@ -54,7 +55,7 @@ var (
 
 // openReader finds out where the last invocation stopped.
 func openReader(ctx context.Context, run *invocation, from route, role string, partition int) (*reader, error) {
-	r := &reader{run: run, route: from, role: role, partition: partition, asm: newAssembler(run.nonce)}
+	r := &reader{run: run, route: from, role: role, partition: partition, asm: newAssembler(run.nonce), decoder: newDecoder(run.cfg.Allocator)}
 	names, floor, err := r.consumers(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("reading where partition %d of %s stopped: %w", partition, from.name(), err)
@@ -285,7 +286,7 @@ func (r *reader) part(ctx context.Context, h header, payload []byte, streamSeq u
 		return r.judge(s, -1, err, true)
 	}
 	s.held = append(s.held, streamSeq)
-	rec, err := decode(r.run.cfg.Allocator, h, payload)
+	rec, err := r.decoder.decode(h, payload)
 	if err != nil {
 		r.setAside(s, Fault{Seq: s.id, Chunk: h.chunk, Check: "frame", Detail: err.Error()}, false)
 		return nil

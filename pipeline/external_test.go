@@ -195,7 +195,7 @@ func TestAnExternalServerKeepsTheStreamsForOthersToRead(t *testing.T) {
 			if n := headerBytes(m.Headers()); n%64 != 0 {
 				t.Errorf("a stored header has %d bytes", n)
 			}
-			rec, err := decode(mem, h, m.Data())
+			rec, err := newDecoder(mem).decode(h, m.Data())
 			if err != nil {
 				t.Fatal(err)
 			}

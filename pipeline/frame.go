@@ -110,7 +110,7 @@ func (e *encoder) cut(rec arrow.Record, limit int, schema string, yield func(fra
 		e.release(f)
 		return err
 	}
-	f.digest = xxhash.Sum64(f.buf.Bytes())
+	f.digest = digestOf(f.buf.Bytes())
 	return yield(f)
 }
 
@@ -118,61 +118,6 @@ func (e *encoder) cutSlice(rec arrow.Record, from, to int64, limit int, schema s
 	part := rec.NewSlice(from, to)
 	defer part.Release()
 	return e.cut(part, limit, schema, yield)
-}
-
-// decode reads the payload of a data message whose header is h. Every length
-// and offset is checked before anything is allocated by it; whatever the
-// bytes, the answer is a sound record or an error wrapping ErrFrame. The
-// caller releases the record.
-func decode(mem memory.Allocator, h header, data []byte) (rec arrow.Record, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			if rec != nil {
-				rec.Release()
-			}
-			rec, err = nil, fmt.Errorf("%w: %v", ErrFrame, p)
-		}
-	}()
-	if got := xxhash.Sum64(data); got != h.digest {
-		return nil, fmt.Errorf("%w: digest of the %d bytes is %016x, its header says %016x", ErrFrame, len(data), got, h.digest)
-	}
-	have, err := checkStream(data)
-	if err != nil {
-		return nil, err
-	}
-	r, err := ipc.NewReader(bytes.NewReader(data), ipc.WithAllocator(mem))
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrFrame, err)
-	}
-	defer r.Release()
-	if err := carries(r.Schema()); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrFrame, err)
-	}
-	var need batchParts
-	if need.addFields(r.Schema().Fields()); need != have {
-		return nil, fmt.Errorf("%w: its columns need %d arrays of %d buffers, the batch lists %d of %d", ErrFrame, need.nodes, need.buffers, have.nodes, have.buffers)
-	}
-	if !r.Next() {
-		return nil, fmt.Errorf("%w: no record batch: %w", ErrFrame, r.Err())
-	}
-	got := r.Record()
-	limit := 8 * int64(len(data)) // of rows: each takes a bit at least
-	switch fp := fingerprint(got.Schema()); {
-	case fp != h.schema:
-		return nil, fmt.Errorf("%w: schema fingerprint is %s, its header says %s", ErrFrame, fp, h.schema)
-	case got.NumRows() != h.rows || h.rows > limit:
-		return nil, fmt.Errorf("%w: %d rows, its header says %d", ErrFrame, got.NumRows(), h.rows)
-	}
-	for i, col := range got.Columns() {
-		if int64(col.Len()) != h.rows {
-			return nil, fmt.Errorf("%w: column %s has %d rows of %d", ErrFrame, got.ColumnName(i), col.Len(), h.rows)
-		}
-		if err := checkArray(col.Data(), int(limit), 0); err != nil {
-			return nil, fmt.Errorf("%w: column %s: %w", ErrFrame, got.ColumnName(i), err)
-		}
-	}
-	got.Retain()
-	return got, nil
 }
 
 // fingerprint is the xxhash64 of a schema's columns: name, type, nullability

@@ -12,7 +12,6 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/ipc"
 	"github.com/apache/arrow/go/v17/arrow/memory"
-	"github.com/cespare/xxhash/v2"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -49,7 +48,7 @@ func TestARecordIsCutAtRowBoundariesUnderTheLimit(t *testing.T) {
 					if len(p) > limit {
 						t.Errorf("frame %d takes %d bytes", i, len(p))
 					}
-					part, err := decode(mem, heads[i], p)
+					part, err := newDecoder(mem).decode(heads[i], p)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -113,15 +112,15 @@ func TestAFrameCutAnywhereIsAnError(t *testing.T) {
 	for n := range payloads[0] {
 		cut := payloads[0][:n]
 		h := heads[0]
-		if got, err := decode(mem, h, cut); !errors.Is(err, ErrFrame) {
+		if got, err := newDecoder(mem).decode(h, cut); !errors.Is(err, ErrFrame) {
 			t.Fatalf("cut at %d: %v, %v", n, got, err)
 		}
-		h.digest = xxhash.Sum64(cut) // the cut itself has to be seen, not only the digest
-		if got, err := decode(mem, h, cut); !errors.Is(err, ErrFrame) {
+		h.digest = digestOf(cut) // the cut itself has to be seen, not only the digest
+		if got, err := newDecoder(mem).decode(h, cut); !errors.Is(err, ErrFrame) {
 			t.Fatalf("cut at %d with its digest: %v, %v", n, got, err)
 		}
 	}
-	if got, err := decode(mem, heads[0], append(payloads[0], 0)); !errors.Is(err, ErrFrame) {
+	if got, err := newDecoder(mem).decode(heads[0], append(payloads[0], 0)); !errors.Is(err, ErrFrame) {
 		t.Errorf("one byte more: %v, %v", got, err)
 	}
 }
@@ -138,7 +137,7 @@ func TestAHeaderThatDisagreesWithItsFrameIsAnError(t *testing.T) {
 	} {
 		h := heads[0]
 		change(&h)
-		if _, err := decode(mem, h, payloads[0]); !errors.Is(err, ErrFrame) {
+		if _, err := newDecoder(mem).decode(h, payloads[0]); !errors.Is(err, ErrFrame) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -197,7 +196,7 @@ func TestHeadersComeBackAndAreAligned(t *testing.T) {
 func TestHeadersThatLackAPartAreRefused(t *testing.T) {
 	h := header{kind: kindData, seq: "s", attempt: "abc.1", chunk: 1, rows: 7, schema: "00ff", digest: 5}
 	for key, value := range map[string]string{
-		hdrVersion: "2", hdrKind: "what", hdrSeq: "", hdrAttempt: "", hdrChunk: "-1", hdrRows: "x", hdrDigest: "xyz",
+		hdrVersion: "3", hdrKind: "what", hdrSeq: "", hdrAttempt: "", hdrChunk: "-1", hdrRows: "x", hdrDigest: "xyz",
 	} {
 		wire := h.marshal("r", "")
 		wire.Set(key, value)
@@ -221,8 +220,8 @@ func FuzzDecode(f *testing.F) {
 	f.Add(buf.Bytes(), heads[0].schema, heads[0].rows)
 	f.Fuzz(func(t *testing.T, data []byte, schema string, rows int64) {
 		mem := memory.NewCheckedAllocator(memory.NewGoAllocator())
-		h := header{kind: kindData, rows: rows, schema: schema, digest: xxhash.Sum64(data)}
-		got, err := decode(mem, h, data)
+		h := header{kind: kindData, rows: rows, schema: schema, digest: digestOf(data)}
+		got, err := newDecoder(mem).decode(h, data)
 		if err != nil {
 			if !errors.Is(err, ErrFrame) {
 				t.Fatalf("error of another kind: %v", err)

@@ -129,7 +129,7 @@ func (p *publisher) recut() error {
 			continue
 		}
 		p.cfg.Logger.Warn("NATS server takes smaller messages now, cutting again", "max_payload", limit, "sequence", e.out.seq)
-		rec, err := decode(p.cfg.Allocator, header{rows: e.frame.rows, schema: e.frame.schema, digest: e.frame.digest}, e.frame.buf.Bytes())
+		rec, err := newDecoder(p.cfg.Allocator).record(header{rows: e.frame.rows, schema: e.frame.schema}, e.frame.buf.Bytes())
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,233 @@
+package pipeline
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"unsafe"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/ipc"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+)
+
+// decoder turns payloads into records whose buffers are the payload's own
+// bytes: nothing is copied, and a record keeps its message in memory for as
+// long as it lives. It belongs to one goroutine.
+//
+// Arrow's reader would copy every buffer once or twice. It is used where a
+// copy is needed, for bytes of the other endianness and for buffers that do
+// not start on eight bytes, and it is what the tests hold the rest against.
+type decoder struct {
+	mem   memory.Allocator
+	known map[string]knownSchema // by the bytes of the schema message
+}
+
+// knownSchema is a schema message that was checked and read.
+type knownSchema struct {
+	schema      *arrow.Schema
+	fingerprint string
+	parts       batchParts // what a batch of it lists
+}
+
+// A decoder remembers a few schemas; a run has a handful, of a kilobyte each.
+const (
+	maxKnown     = 16
+	maxKnownSize = 64 << 10
+)
+
+func newDecoder(mem memory.Allocator) *decoder {
+	return &decoder{mem: mem, known: map[string]knownSchema{}}
+}
+
+// decode reads the payload of a data message whose header is h. Every length
+// and offset is checked before anything is allocated or reached by it;
+// whatever the bytes, the answer is a sound record or an error wrapping
+// ErrFrame. The payload must not be changed afterwards. The caller releases
+// the record.
+func (d *decoder) decode(h header, data []byte) (rec arrow.Record, err error) {
+	if got := h.digestOf(data); got != h.digest {
+		return nil, fmt.Errorf("%w: digest of the %d bytes is %016x, its header says %016x", ErrFrame, len(data), got, h.digest)
+	}
+	return d.record(h, data)
+}
+
+// record is decode without the digest.
+func (d *decoder) record(h header, data []byte) (rec arrow.Record, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			rec, err = nil, fmt.Errorf("%w: %v", ErrFrame, p)
+		}
+	}()
+	known, rest, err := d.schema(data)
+	if err != nil {
+		return nil, err
+	}
+	b, rest, err := checkMessage(rest, typeRecordBatch)
+	if err != nil {
+		return nil, err
+	}
+	if len(rest) != 8 || binary.LittleEndian.Uint32(rest) != 0xffffffff || binary.LittleEndian.Uint32(rest[4:]) != 0 {
+		return nil, fmt.Errorf("%w: no end marker after the record batch (%d bytes left)", ErrFrame, len(rest))
+	}
+	limit := 8 * int64(len(data)) // of rows: each takes a bit at least
+	switch {
+	case known.parts != b.parts:
+		return nil, fmt.Errorf("%w: its columns need %d arrays of %d buffers, the batch lists %d of %d",
+			ErrFrame, known.parts.nodes, known.parts.buffers, b.parts.nodes, b.parts.buffers)
+	case known.fingerprint != h.schema:
+		return nil, fmt.Errorf("%w: schema fingerprint is %s, its header says %s", ErrFrame, known.fingerprint, h.schema)
+	case b.rows != h.rows || h.rows > limit:
+		return nil, fmt.Errorf("%w: %d rows, its header says %d", ErrFrame, b.rows, h.rows)
+	}
+	if !known.schema.IsNativeEndian() || !b.aligned() {
+		return d.copied(known.schema, h.rows, limit, data)
+	}
+	l := loader{batch: b}
+	cols := make([]arrow.Array, known.schema.NumFields())
+	for i := range cols {
+		f := known.schema.Field(i)
+		data := l.array(f.Type)
+		if err := checkColumn(f.Name, data, h.rows, limit); err != nil {
+			return nil, err
+		}
+		cols[i] = array.MakeFromData(data)
+		data.Release()
+	}
+	rec = array.NewRecord(known.schema, cols, h.rows)
+	for _, c := range cols {
+		c.Release()
+	}
+	return rec, nil
+}
+
+// schema reads the message that a payload starts with.
+func (d *decoder) schema(data []byte) (known knownSchema, rest []byte, err error) {
+	var size int64
+	if len(data) >= 8 {
+		size = 8 + int64(binary.LittleEndian.Uint32(data[4:]))
+	}
+	if size <= int64(len(data)) {
+		if known, ok := d.known[string(data[:size])]; ok {
+			return known, data[size:], nil
+		}
+	}
+	_, rest, err = checkMessage(data, typeSchema)
+	if err != nil {
+		return known, nil, err
+	}
+	message := data[:len(data)-len(rest)]
+	r, err := ipc.NewReader(bytes.NewReader(message), ipc.WithAllocator(d.mem))
+	if err != nil {
+		return known, nil, fmt.Errorf("%w: %w", ErrFrame, err)
+	}
+	defer r.Release()
+	known.schema = r.Schema()
+	if err := carries(known.schema); err != nil {
+		return known, nil, fmt.Errorf("%w: %w", ErrFrame, err)
+	}
+	known.fingerprint = fingerprint(known.schema)
+	known.parts.addFields(known.schema.Fields())
+	if len(d.known) >= maxKnown {
+		clear(d.known)
+	}
+	if int64(len(message)) == size && size <= maxKnownSize { // no body, which a schema does not need
+		d.known[string(message)] = known
+	}
+	return known, rest, nil
+}
+
+// checkColumn checks an array's data before anything looks into it.
+func checkColumn(name string, data arrow.ArrayData, rows, limit int64) error {
+	if int64(data.Len()) != rows {
+		return fmt.Errorf("%w: column %s has %d rows of %d", ErrFrame, name, data.Len(), rows)
+	}
+	if err := checkArray(data, int(limit), 0); err != nil {
+		return fmt.Errorf("%w: column %s: %w", ErrFrame, name, err)
+	}
+	return nil
+}
+
+// copied reads a payload with Arrow's own reader, into new memory.
+func (d *decoder) copied(schema *arrow.Schema, rows, limit int64, data []byte) (arrow.Record, error) {
+	r, err := ipc.NewReader(bytes.NewReader(data), ipc.WithAllocator(d.mem))
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrFrame, err)
+	}
+	defer r.Release()
+	if !r.Next() {
+		return nil, fmt.Errorf("%w: no record batch: %w", ErrFrame, r.Err())
+	}
+	rec := r.Record()
+	for i, c := range rec.Columns() {
+		if err := checkColumn(schema.Field(i).Name, c.Data(), rows, limit); err != nil {
+			return nil, err
+		}
+	}
+	rec.Retain()
+	return rec, nil
+}
+
+// loader takes the arrays of a checked batch in the order in which it lists
+// them: a column's own, then its children's. It panics where the list is too
+// short, which the comparison of [batchParts] rules out.
+type loader struct {
+	batch        batch
+	node, buffer int
+}
+
+// array takes one column of type t. The caller releases it.
+func (l *loader) array(t arrow.DataType) arrow.ArrayData {
+	rows, nulls := l.batch.node(l.node)
+	l.node++
+	if t.ID() == arrow.NULL {
+		return array.NewData(arrow.Null, rows, nil, nil, nulls, 0)
+	}
+	valid := l.next()
+	if nulls == 0 {
+		valid = nil
+	}
+	buffers := []*memory.Buffer{valid}
+	var kids []arrow.ArrayData
+	switch t := t.(type) {
+	case *arrow.StringType, *arrow.BinaryType, *arrow.LargeStringType, *arrow.LargeBinaryType:
+		buffers = append(buffers, l.next(), l.next())
+	case *arrow.FixedSizeListType, *arrow.StructType:
+		for _, f := range t.(arrow.NestedType).Fields() {
+			kids = append(kids, l.array(f.Type))
+		}
+	case arrow.NestedType:
+		buffers = append(buffers, l.next())
+		for _, f := range t.Fields() {
+			kids = append(kids, l.array(f.Type))
+		}
+	default:
+		buffers = append(buffers, l.next())
+	}
+	data := array.NewData(t, rows, buffers, kids, nulls, 0)
+	for _, k := range kids {
+		k.Release()
+	}
+	return data
+}
+
+// next wraps the next buffer of the body.
+func (l *loader) next() *memory.Buffer {
+	b := l.batch.buffer(l.buffer)
+	l.buffer++
+	return memory.NewBufferBytes(b)
+}
+
+// aligned says that values of any type may be read where they lie.
+func (b *batch) aligned() bool {
+	if uintptr(unsafe.Pointer(unsafe.SliceData(b.body)))%8 != 0 {
+		return false
+	}
+	for i := range b.parts.buffers {
+		if b.offset(i)%8 != 0 {
+			return false
+		}
+	}
+	return true
+}
