@@ -20,7 +20,7 @@ import (
 )
 
 // queryRows prints every row of a query's result.
-func queryRows(t *testing.T, db *sql.DB, query string, args ...any) []string {
+func queryRows(t testing.TB, db *sql.DB, query string, args ...any) []string {
 	t.Helper()
 	rows, err := db.QueryContext(t.Context(), query, args...)
 	if err != nil {
