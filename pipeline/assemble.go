@@ -56,6 +56,27 @@ func (a *assembler) retire(nonce string) []*sequence {
 	return gone
 }
 
+// adopt makes an invocation of another process the one to expect messages of,
+// and says whether it was not before.
+func (a *assembler) adopt(nonce string) bool {
+	if a.nonce == nonce {
+		return false
+	}
+	a.nonce = nonce
+	clear(a.done)
+	return true
+}
+
+// busy says that a sequence is half through.
+func (a *assembler) busy() bool {
+	for _, s := range a.open {
+		if s.begun && !s.aside {
+			return true
+		}
+	}
+	return false
+}
+
 // reset takes out every sequence that is to be delivered again. Those set
 // aside stay so.
 func (a *assembler) reset() []*sequence {

@@ -24,6 +24,18 @@ const (
 	KeepNever
 )
 
+// WhenFull is what happens when a stream of limited size is full.
+type WhenFull int
+
+// The choices.
+const (
+	// Block makes the source wait until readers have made room.
+	Block WhenFull = iota
+	// Shed drops the sequences that begin while the stream is half full or
+	// fuller, whole, and counts each.
+	Shed
+)
+
 // Config is what a run's pipeline depends on. Run and, for the embedded
 // server, Dir are needed; every other zero value is the default named beside
 // it.
@@ -40,6 +52,21 @@ type Config struct {
 	// forgets what all of its readers have acknowledged, and publishing
 	// waits while it is more than 70 % full.
 	MaxBytes int64
+	// MaxAge lets a stream forget what is older, whether or not it was read;
+	// 0 is never.
+	MaxAge time.Duration
+	// WhenFull says what a source is told while the stream is full.
+	WhenFull WhenFull
+	// Replicas of each stream and of the leases in a cluster; 0 is 1, or what
+	// the streams of the run have already.
+	Replicas int
+
+	// Once ends Work and Store when all that the run's source published is
+	// through, instead of waiting for more.
+	Once bool
+	// LeaseTTL is how long a worker that does not answer keeps its
+	// partitions; 5 s, and at least 1 s.
+	LeaseTTL time.Duration
 
 	CommitBytes     int64         // a sink commits when that much is pending; 64 MiB
 	CommitSequences int           // or that many sequences have ended; 1024
@@ -52,6 +79,8 @@ type Config struct {
 	SyncAlways bool // the embedded server syncs every message: survives a crash of the machine, at half the speed
 	MaxPayload int  // of the embedded server; 8 MiB
 	Keep       Keep
+	// Server, when set, is reached within the process; URL is only shown.
+	Server *Server
 
 	// Drain, once closed, ends the run early but well: the sequence at hand
 	// is finished, no new one is asked for, all that was published is stored.
@@ -59,6 +88,8 @@ type Config struct {
 	// OnFault hears of each sequence that was set aside. It is called from
 	// one goroutine at a time.
 	OnFault func(Fault)
+	// OnCommit hears of each Commit of a sink, from several goroutines.
+	OnCommit func(Commit)
 
 	Logger    *slog.Logger     // silent when nil
 	Allocator memory.Allocator // of decoded records; Go's when nil
@@ -84,6 +115,7 @@ func (c Config) withDefaults() Config {
 	or(&c.ConnectTimeout, 5*time.Second)
 	or(&c.OutageTimeout, time.Minute)
 	or(&c.MaxPayload, 8<<20)
+	or(&c.LeaseTTL, 5*time.Second)
 	or(&c.storeLimit, 1<<50)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -104,7 +136,7 @@ func (c Config) Validate() error {
 	if err := checkRunName(c.Run); err != nil {
 		errs = append(errs, err)
 	}
-	if c.URL == Embedded && c.Dir == "" {
+	if c.URL == Embedded && c.Dir == "" && c.Server == nil {
 		bad("the embedded server needs a directory for its store")
 	}
 	if c.Partitions < 1 || c.Partitions > 256 {
@@ -119,7 +151,16 @@ func (c Config) Validate() error {
 	if c.MaxPayload < minPayload || c.MaxPayload > 64<<20 {
 		bad("max_payload of %d bytes, %d to 64 MiB are possible", c.MaxPayload, minPayload)
 	}
-	if c.MaxBytes < 0 || c.CommitBytes < 0 || c.CommitSequences < 0 {
+	if c.LeaseTTL < time.Second {
+		bad("a lease of %s, at least 1 s is possible", c.LeaseTTL)
+	}
+	if c.Replicas < 0 || c.Replicas > 5 {
+		bad("%d replicas, 1 to 5 are possible", c.Replicas)
+	}
+	if c.WhenFull == Shed && c.MaxBytes == 0 {
+		bad("shedding needs a limit to the stream's size")
+	}
+	if c.MaxBytes < 0 || c.MaxAge < 0 || c.CommitBytes < 0 || c.CommitSequences < 0 {
 		bad("negative size")
 	}
 	if c.CommitIdle < 0 || c.AckWait < 0 || c.ConnectTimeout < 0 || c.OutageTimeout < 0 {

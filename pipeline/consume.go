@@ -24,10 +24,11 @@ type handler interface {
 	idle(ctx context.Context) error
 	// settle returns once all that was ended is acknowledged.
 	settle(ctx context.Context) error
-	// finish is called at the end of the run, after settle. sequences is how
-	// many the invocation ended on this partition, aside how many of them
-	// were set aside here.
-	finish(ctx context.Context, sequences, aside int64) error
+	// finish is called when the invocation nonce says that it sends no more,
+	// after settle. sequences is how many it ended on this partition, or
+	// unknown when this reader was not there from its beginning; aside how
+	// many of them were set aside here.
+	finish(ctx context.Context, nonce string, sequences, aside int64) error
 }
 
 // reader reads one partition of one stream for one handler.
@@ -41,12 +42,21 @@ type reader struct {
 	handler   handler
 	decoder   *decoder
 
+	// foreign says that the publisher is another process: its invocations
+	// are known from their begin markers, and follow each other.
+	foreign bool
+	ends    bool            // a foreign reader that reads up to one end-of-run marker
+	stop    <-chan struct{} // closed to stop after the sequence at hand; nil is never
+
 	made  int    // consumers made so far
 	next  uint64 // consumer sequence that is due
 	aside int64  // sequences of this invocation that were set aside and are through
 }
 
 const pullBatch = 8
+
+// unknown stands for a count that cannot be compared.
+const unknown = -1
 
 var (
 	errIrregular = errors.New("delivery out of order")
@@ -132,6 +142,9 @@ func (r *reader) read(ctx context.Context) error {
 		} else if ctx.Err() == nil && outage(err) {
 			err = errRestarted
 		}
+		if errors.Is(err, errStopped) {
+			return err
+		}
 		if !errors.Is(err, errIrregular) && !errors.Is(err, errRestarted) {
 			return fmt.Errorf("reading partition %d of %s: %w", r.partition, r.route.stream, err)
 		}
@@ -139,11 +152,7 @@ func (r *reader) read(ctx context.Context) error {
 		if err := r.handler.settle(ctx); err != nil {
 			return err
 		}
-		for _, s := range r.asm.reset() {
-			if s.begun { // not acknowledged: it comes again from its start
-				r.handler.drop(s)
-			}
-		}
+		r.abandon()
 		select {
 		case <-time.After(50 * time.Millisecond):
 		case <-ctx.Done():
@@ -173,18 +182,32 @@ func (r *reader) follow(ctx context.Context, consumer jetstream.Consumer, lost <
 	}()
 	idle := time.NewTimer(r.run.cfg.CommitIdle)
 	defer idle.Stop()
+	told, stopping := r.stop, false
 	for {
 		select {
 		case m := <-msgs:
 			if finished, err := r.message(ctx, m); finished || err != nil {
 				return err
 			}
+			if stopping && !r.asm.busy() {
+				return r.settled(ctx)
+			}
 			idle.Reset(r.run.cfg.CommitIdle)
 		case <-idle.C:
+			if stopping {
+				return r.settled(ctx)
+			}
 			if err := r.handler.idle(ctx); err != nil {
 				return err
 			}
 			idle.Reset(r.run.cfg.CommitIdle)
+		case <-told:
+			// A stage has worked for the sequence at hand; a sink has not.
+			if !r.ends || !r.asm.busy() {
+				return r.settled(ctx)
+			}
+			told, stopping = nil, true
+			idle.Reset(min(r.run.cfg.CommitIdle, time.Second))
 		case <-lost:
 			return errRestarted
 		case err := <-pulled:
@@ -192,6 +215,23 @@ func (r *reader) follow(ctx context.Context, consumer jetstream.Consumer, lost <
 			return err
 		case <-ctx.Done():
 			return context.Cause(ctx)
+		}
+	}
+}
+
+// settled ends a reader that was told to stop.
+func (r *reader) settled(ctx context.Context) error {
+	if err := r.handler.settle(ctx); err != nil {
+		return err
+	}
+	return errStopped
+}
+
+// abandon forgets what is open: it comes again to whoever reads next.
+func (r *reader) abandon() {
+	for _, s := range r.asm.reset() {
+		if s.begun {
+			r.handler.drop(s)
 		}
 	}
 }
@@ -251,14 +291,17 @@ func (r *reader) message(ctx context.Context, m jetstream.Msg) (finished bool, e
 	}
 	switch h.kind {
 	case kindBegin:
+		if r.foreign && r.asm.adopt(h.attempt) {
+			r.aside = 0
+		}
 		r.books.ack(streamSeq)
 		return false, nil
 	case kindEndOfRun:
-		if h.attempt != r.run.nonce {
+		if !r.foreign && h.attempt != r.run.nonce {
 			r.books.ack(streamSeq)
 			return false, nil
 		}
-		return true, r.endOfRun(ctx, h, streamSeq)
+		return !r.foreign || r.ends, r.endOfRun(ctx, h, streamSeq)
 	}
 	return false, r.part(ctx, h, m.Data(), streamSeq)
 }
@@ -347,7 +390,15 @@ func (r *reader) endOfRun(ctx context.Context, h header, streamSeq uint64) error
 	if err := r.handler.settle(ctx); err != nil {
 		return err
 	}
-	if err := r.handler.finish(ctx, h.count, r.aside); err != nil {
+	sequences := h.count
+	if h.attempt != r.asm.nonce {
+		sequences = unknown
+	}
+	err := r.handler.finish(ctx, h.attempt, sequences, r.aside)
+	if r.foreign && errors.Is(err, ErrIncomplete) {
+		// Its source is gone and cannot be asked for them again.
+		r.run.fault(Fault{Stream: r.route.stream, Chunk: -1, Check: "missing", Detail: err.Error()})
+	} else if err != nil {
 		return err
 	}
 	// The answer to this ack says that all before it have arrived.

@@ -33,6 +33,13 @@ var (
 	ErrIncomplete = errors.New("sequences are missing")
 )
 
+var (
+	// errStopped ends a reader that was told to stop; what it held comes again.
+	errStopped = errors.New("told to stop")
+	// ErrDecline marks a group of workers whose results a sink will not have.
+	ErrDecline = errors.New("results are not wanted")
+)
+
 // Fault says why one sequence was set aside. The run goes on without it.
 //
 // A [Stage] or a [Sink] whose error wraps a *Fault sets the sequence aside in

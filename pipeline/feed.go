@@ -28,6 +28,7 @@ func (v *invocation) feed(ctx context.Context, src Source, out *publisher) (drai
 
 	ended := make([]int64, v.partitions)
 	var open *outSeq
+	var shedding string // the sequence that is being dropped
 	for {
 		ask := ctx
 		if open == nil {
@@ -51,7 +52,20 @@ func (v *invocation) feed(ctx context.Context, src Source, out *publisher) (drai
 			}
 			return false, fmt.Errorf("reading the source: %w", err)
 		}
-		open, err = v.publish(ctx, out, open, seq, rec, last, ended)
+		if open == nil && shedding == "" && v.cfg.WhenFull == Shed && out.quota != nil {
+			full, err := out.quota.crowded(ctx)
+			if err != nil {
+				return false, err
+			}
+			if full {
+				shedding = seq
+			}
+		}
+		if shedding != "" {
+			err = v.shed(ctx, &shedding, seq, rec, last)
+		} else {
+			open, err = v.publish(ctx, out, open, seq, rec, last, ended)
+		}
 		if rec != nil {
 			rec.Release()
 		}
@@ -71,6 +85,26 @@ func (v *invocation) feed(ctx context.Context, src Source, out *publisher) (drai
 		}
 	}
 	return between.Err() != nil, out.flush(ctx)
+}
+
+// shed drops one record of the source, and counts its sequence after the last.
+func (v *invocation) shed(ctx context.Context, shedding *string, seq string, rec arrow.Record, last bool) error {
+	if seq != *shedding {
+		return fmt.Errorf("%w: sequence %q came before the last record of %q", ErrOrder, seq, *shedding)
+	}
+	if rec != nil {
+		v.progress.shedRows.Add(rec.NumRows())
+	}
+	if !last {
+		return nil
+	}
+	*shedding = ""
+	n := shedNote{Sequences: v.progress.shed.Add(1), Rows: v.progress.shedRows.Load()}
+	v.log.Warn("the stream is full, a sequence was dropped", "sequence", seq, "so_far", n.Sequences)
+	if err := v.noteShed(ctx, v.nonce, n); err != nil {
+		v.log.Warn("what was dropped could not be noted in the server; the next note will say it", "error", err)
+	}
+	return nil
 }
 
 // publish sends one record of the source, and the end marker after the last.

@@ -1,6 +1,9 @@
 package pipeline
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // Progress says how far a run is. The numbers are of this invocation and of
 // what it found left over by earlier ones, so that Stored can be more than
@@ -17,10 +20,24 @@ type Progress struct {
 	Stored        int64 // sequences of the capture that are durable
 	ResultsStored int64 // sequences whose results are durable
 	Faults        int64 // sequences set aside
+
+	Shed     int64 // sequences that the source gave and that were dropped: the stream was full
+	ShedRows int64 // of them
+	Leases   int64 // partitions held by this worker
 }
 
 // Lag is how many sequences are in the stream and not durable yet.
 func (p Progress) Lag() int64 { return max(0, p.Published-p.Stored-p.Faults) }
+
+// Commit is one call of [Sink].Commit that succeeded.
+type Commit struct {
+	Stream    string // [CaptureStream] or [ResultsStream]
+	Group     string
+	Partition int
+	Sequences int
+	Bytes     int64 // that were pending
+	Took      time.Duration
+}
 
 // Summary is what a run came to.
 type Summary struct {
@@ -33,6 +50,7 @@ type counters struct {
 	published, rows, bytes                atomic.Int64
 	processed, processedRows, resultBytes atomic.Int64
 	stored, resultsStored, faults         atomic.Int64
+	shed, shedRows, leases                atomic.Int64
 }
 
 func (c *counters) snapshot() Progress {
@@ -40,5 +58,6 @@ func (c *counters) snapshot() Progress {
 		Published: c.published.Load(), Rows: c.rows.Load(), Bytes: c.bytes.Load(),
 		Processed: c.processed.Load(), ProcessedRows: c.processedRows.Load(), ResultBytes: c.resultBytes.Load(),
 		Stored: c.stored.Load(), ResultsStored: c.resultsStored.Load(), Faults: c.faults.Load(),
+		Shed: c.shed.Load(), ShedRows: c.shedRows.Load(), Leases: c.leases.Load(),
 	}
 }

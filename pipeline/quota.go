@@ -20,10 +20,11 @@ type quota struct {
 	timeout time.Duration
 
 	mu      sync.Mutex
-	readers map[int][]*ledger // by partition
-	purged  map[int]uint64    // floor of the last purge
-	used    int64             // by the server's last word, plus what was sent since
-	open    int64             // of used, by sequences whose end is still to come
+	readers map[int][]*ledger                             // by partition
+	floors  func(context.Context) (map[int]uint64, error) // of readers elsewhere
+	purged  map[int]uint64                                // floor of the last purge
+	used    int64                                         // by the server's last word, plus what was sent since
+	open    int64                                         // of used, by sequences whose end is still to come
 	asked   time.Time
 }
 
@@ -88,6 +89,19 @@ func (q *quota) close(o *outSeq) {
 	o.bytes = 0
 }
 
+// crowded says that the stream is half full or fuller with what somebody
+// still has to read.
+func (q *quota) crowded(ctx context.Context) (bool, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.used > q.limit/2 && time.Since(q.asked) > 100*time.Millisecond {
+		if err := q.reclaimLocked(ctx); err != nil {
+			return false, err
+		}
+	}
+	return q.used > q.limit/2, nil
+}
+
 // reclaim purges what nobody needs and asks how full the stream is.
 func (q *quota) reclaim(ctx context.Context) error {
 	q.mu.Lock()
@@ -100,11 +114,22 @@ func (q *quota) reclaimLocked(ctx context.Context) error {
 	q.asked = time.Now()
 	ask, cancel := context.WithTimeout(ctx, q.timeout)
 	defer cancel()
+	floors := map[int]uint64{}
+	if q.floors != nil {
+		far, err := q.floors(ask)
+		if err != nil {
+			return context.Cause(ctx)
+		}
+		floors = far
+	}
 	for partition, readers := range q.readers {
 		floor := readers[0].acknowledged()
 		for _, r := range readers[1:] {
 			floor = min(floor, r.acknowledged())
 		}
+		floors[partition] = floor
+	}
+	for partition, floor := range floors {
 		if floor <= q.purged[partition] {
 			continue
 		}

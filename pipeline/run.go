@@ -71,6 +71,17 @@ func (v *invocation) fault(f Fault) {
 	}
 }
 
+// begin starts an invocation with counts of its own.
+func (s *Session) begin() *invocation {
+	s.progress.Store(new(counters))
+	return s.invocation(s.counters())
+}
+
+// invocation names one more, that counts in c.
+func (s *Session) invocation(c *counters) *invocation {
+	return &invocation{Session: s, log: s.cfg.Logger.With("run", s.cfg.Run), nonce: newNonce(), progress: c, faulted: map[string]bool{}}
+}
+
 // Run publishes what src gives, puts it through the stages and into the
 // sinks, and returns when all of it is durable. newStage may be nil: then
 // there is only the capture. What an earlier invocation of the same run left
@@ -80,8 +91,7 @@ func (v *invocation) fault(f Fault) {
 // name goes on from there. An error of the source, a stage or a sink does the
 // same. [Config.Drain] ends it well before the source does.
 func (s *Session) Run(ctx context.Context, src Source, newStage NewStage, newSink NewSink) (Summary, error) {
-	v := &invocation{Session: s, log: s.cfg.Logger.With("run", s.cfg.Run), nonce: newNonce(), progress: new(counters), faulted: map[string]bool{}}
-	s.progress.Store(v.progress)
+	v := s.begin()
 	drained, err := v.run(ctx, src, newStage, newSink)
 	sum := Summary{Progress: v.progress.snapshot(), Drained: drained, Partitions: v.partitions}
 	if err != nil {
@@ -130,7 +140,7 @@ func (v *invocation) run(ctx context.Context, src Source, newStage NewStage, new
 				return false, fmt.Errorf("opening the sink of partition %d of %s: %w", p, name, err)
 			}
 			sinks = append(sinks, sink)
-			r.handler = &storeHandler{run: v, sink: sink, stream: name, partition: p, books: r.books, ended: map[string]*sequence{}}
+			r.handler = &storeHandler{run: v, sink: sink, from: r.route, partition: p, books: r.books, ended: map[string]*sequence{}, own: map[string]int64{}}
 			readers = append(readers, r)
 		}
 		if newStage != nil {
@@ -161,7 +171,7 @@ func (v *invocation) work(ctx context.Context, src Source, publishers map[string
 	for _, p := range publishers {
 		g.Go(func() error { return p.serve(ctx, done) })
 	}
-	g.Go(func() error { return v.watch(ctx, done, readers) })
+	g.Go(func() error { return v.watch(ctx, done, func() []*reader { return readers }) })
 
 	var busy sync.WaitGroup
 	work := func(f func() error) {
@@ -199,7 +209,7 @@ func (v *invocation) work(ctx context.Context, src Source, publishers map[string
 
 // watch sends signs of life for what the readers hold and gives up on a
 // server that stays away.
-func (v *invocation) watch(ctx context.Context, done <-chan struct{}, readers []*reader) error {
+func (v *invocation) watch(ctx context.Context, done <-chan struct{}, readers func() []*reader) error {
 	const beat = 200 * time.Millisecond
 	tick := time.NewTicker(beat)
 	defer tick.Stop()
@@ -219,7 +229,7 @@ func (v *invocation) watch(ctx context.Context, done <-chan struct{}, readers []
 			}
 			if now.Sub(touched) > v.cfg.AckWait/3 {
 				touched = now
-				for _, r := range readers {
+				for _, r := range readers() {
 					r.books.touch()
 				}
 			}

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -25,11 +27,61 @@ func (l serverLog) Fatalf(format string, v ...any)  { l.log.Error(fmt.Sprintf(fo
 func (l serverLog) Debugf(string, ...any)           {}
 func (l serverLog) Tracef(string, ...any)           {}
 
-// startServer runs a JetStream server in this process. It opens no port.
-func startServer(cfg Config) (*server.Server, error) {
+// Server is a JetStream server in this process that others can reach too.
+type Server struct {
+	srv    *server.Server
+	unlock func() error
+}
+
+// StartServer runs a server that listens on host:port, port 0 for any free
+// one. Of cfg it takes Dir, MaxPayload, SyncAlways and Logger.
+func StartServer(cfg Config, listen string) (*Server, error) {
+	cfg = cfg.withDefaults()
+	host, port, err := net.SplitHostPort(listen)
+	number, perr := strconv.Atoi(port)
+	if err != nil || perr != nil || number < 0 || number > 65535 || cfg.Dir == "" {
+		return nil, fmt.Errorf("%w: a server listens on HOST:PORT, such as 127.0.0.1:4222, and has a directory; not on %q", ErrConfig, listen)
+	}
+	if number == 0 {
+		number = server.RANDOM_PORT
+	}
+	probe, err := net.Listen("tcp", listen) // the server would only log it
+	if err != nil {
+		return nil, fmt.Errorf("%w: listening on %s: %w", ErrNoServer, listen, err)
+	}
+	probe.Close()
+	unlock, err := lockStore(cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
+	srv, err := startServer(cfg, host, number)
+	if err != nil {
+		return nil, errors.Join(err, unlock())
+	}
+	return &Server{srv, unlock}, nil
+}
+
+// URL is where the server is reached.
+func (s *Server) URL() string { return s.srv.ClientURL() }
+
+// Close stops the server. What its streams hold stays in its store.
+func (s *Server) Close() error {
+	s.srv.Shutdown()
+	s.srv.WaitForShutdown()
+	if err := s.unlock(); err != nil {
+		return fmt.Errorf("closing the stream store: %w", err)
+	}
+	return nil
+}
+
+// startServer runs a JetStream server in this process. Without a host it opens
+// no port.
+func startServer(cfg Config, host string, port int) (*server.Server, error) {
 	srv, err := server.NewServer(&server.Options{
 		ServerName:         "draftscope",
-		DontListen:         true,
+		DontListen:         host == "",
+		Host:               host,
+		Port:               port,
 		NoSigs:             true,
 		JetStream:          true,
 		StoreDir:           cfg.Dir,

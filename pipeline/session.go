@@ -37,18 +37,23 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	}
 	s := &Session{cfg: cfg.withDefaults(), unlock: func() error { return nil }, lost: make(chan struct{}), closed: make(chan struct{})}
 	s.progress.Store(new(counters))
-	if s.cfg.URL == Embedded {
+	local := s.cfg.Server
+	if local == nil && s.cfg.URL == Embedded {
 		unlock, err := lockStore(s.cfg.Dir)
 		if err != nil {
 			return nil, err
 		}
 		s.unlock = unlock
-		if s.srv, err = startServer(s.cfg); err != nil {
+		if s.srv, err = startServer(s.cfg, "", 0); err != nil {
 			return nil, errors.Join(err, s.Close())
 		}
 	}
+	inProcess := s.srv
+	if local != nil {
+		inProcess = local.srv
+	}
 	var err error
-	if s.nc, s.js, err = connect(ctx, s.cfg, s.srv, s.onReconnect); err != nil {
+	if s.nc, s.js, err = connect(ctx, s.cfg, inProcess, s.onReconnect); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	s.nc.SetClosedHandler(func(*nats.Conn) { close(s.closed) })
@@ -80,6 +85,8 @@ func (s *Session) reconnected() <-chan struct{} {
 
 // Progress says how far the current or last run is.
 func (s *Session) Progress() Progress { return s.progress.Load().snapshot() }
+
+func (s *Session) counters() *counters { return s.progress.Load() }
 
 // DeleteStreams forgets all that the run left in the server. What is not in a
 // sink by then is lost.

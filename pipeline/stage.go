@@ -65,7 +65,7 @@ func (h *stageHandler) idle(context.Context) error { return nil }
 func (h *stageHandler) settle(ctx context.Context) error { return h.results.flush(ctx) }
 
 // finish passes the end of the run on.
-func (h *stageHandler) finish(ctx context.Context, _, _ int64) error {
+func (h *stageHandler) finish(ctx context.Context, _ string, _, _ int64) error {
 	if err := h.results.control(ctx, kindEndOfRun, h.run.nonce, h.partition, h.sent, nil); err != nil {
 		return err
 	}

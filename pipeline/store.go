@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/apache/arrow/go/v17/arrow"
 )
@@ -12,12 +13,12 @@ import (
 type storeHandler struct {
 	run       *invocation
 	sink      Sink
-	stream    string
+	from      route
 	partition int
 	books     *ledger
 
 	ended map[string]*sequence // not committed yet
-	own   int64                // committed sequences of this invocation
+	own   map[string]int64     // committed sequences by the invocation that published them
 }
 
 func (h *storeHandler) record(ctx context.Context, s *sequence, rec arrow.Record) error {
@@ -59,16 +60,19 @@ func (h *storeHandler) commit(ctx context.Context) error {
 	if len(h.ended) == 0 {
 		return nil
 	}
+	report := Commit{Stream: h.from.stream, Group: h.from.group, Partition: h.partition, Sequences: len(h.ended), Bytes: h.sink.Pending()}
+	start := time.Now()
 	if err := h.sink.Commit(ctx); err != nil {
-		return fmt.Errorf("committing partition %d of %s: %w", h.partition, h.stream, err)
+		return fmt.Errorf("committing partition %d of %s: %w", h.partition, h.from.name(), err)
+	}
+	if report.Took = time.Since(start); h.run.cfg.OnCommit != nil {
+		h.run.cfg.OnCommit(report)
 	}
 	for id, s := range h.ended {
 		h.books.ack(s.held...)
-		if nonceOf(s.attempt) == h.run.nonce {
-			h.own++
-		}
+		h.own[nonceOf(s.attempt)]++
 		delete(h.ended, id)
-		if h.stream == CaptureStream {
+		if h.from.stream == CaptureStream {
 			h.run.progress.stored.Add(1)
 		} else {
 			h.run.progress.resultsStored.Add(1)
@@ -78,10 +82,12 @@ func (h *storeHandler) commit(ctx context.Context) error {
 }
 
 // finish compares what was sent with what is durable.
-func (h *storeHandler) finish(_ context.Context, sequences, aside int64) error {
-	if h.own+aside != sequences {
+func (h *storeHandler) finish(_ context.Context, nonce string, sequences, aside int64) error {
+	own := h.own[nonce]
+	clear(h.own)
+	if sequences != unknown && own+aside != sequences {
 		return fmt.Errorf("%w: %d were published to partition %d of %s, %d are stored and %d set aside",
-			ErrIncomplete, sequences, h.partition, h.stream, h.own, aside)
+			ErrIncomplete, sequences, h.partition, h.from.name(), own, aside)
 	}
 	return nil
 }

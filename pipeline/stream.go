@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -16,20 +17,26 @@ const duplicates = 10 * time.Minute
 
 const metaPartitions = "draftscope.partitions"
 
-func streamConfig(cfg Config, stream string, partitions int) jetstream.StreamConfig {
+func streamConfig(cfg Config, to route, partitions int) jetstream.StreamConfig {
 	maxBytes := int64(-1)
 	if cfg.MaxBytes > 0 {
 		maxBytes = cfg.MaxBytes
 	}
+	window := duplicates
+	if cfg.MaxAge > 0 {
+		window = min(window, cfg.MaxAge) // the server wants it so
+	}
 	return jetstream.StreamConfig{
-		Name:        StreamName(cfg.Run, stream),
-		Description: "draftscope run " + cfg.Run + ": " + stream,
-		Subjects:    []string{"ds." + escapeToken(cfg.Run) + "." + stream + ".*"},
+		Name:        to.name(),
+		Description: strings.TrimSpace("draftscope run " + cfg.Run + ": " + to.stream + " " + to.group),
+		Subjects:    []string{to.subjects()},
 		Storage:     jetstream.FileStorage,
 		Retention:   jetstream.LimitsPolicy,
 		Discard:     jetstream.DiscardNew,
 		MaxBytes:    maxBytes,
-		Duplicates:  duplicates,
+		MaxAge:      cfg.MaxAge,
+		Replicas:    cfg.Replicas,
+		Duplicates:  window,
 		Metadata:    map[string]string{metaPartitions: strconv.Itoa(partitions)},
 	}
 }
@@ -66,20 +73,56 @@ func openStreams(ctx context.Context, js jetstream.JetStream, cfg Config, stream
 		}
 	}
 	for _, name := range streams {
-		if _, err := js.CreateOrUpdateStream(ctx, streamConfig(cfg, name, partitions)); err != nil {
-			return 0, fmt.Errorf("creating stream %s: %w", StreamName(cfg.Run, name), err)
+		if err := openStream(ctx, js, cfg, route{run: cfg.Run, stream: name}, partitions); err != nil {
+			return 0, err
 		}
 	}
 	return partitions, nil
 }
 
+// openStream creates a stream, or gives an existing one the limits of cfg.
+func openStream(ctx context.Context, js jetstream.JetStream, cfg Config, to route, partitions int) error {
+	want := streamConfig(cfg, to, partitions)
+	have, err := js.Stream(ctx, to.name())
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		if _, err = js.CreateStream(ctx, want); err == nil || errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+			return nil
+		}
+	case err == nil:
+		now := have.CachedInfo().Config
+		if want.Replicas == 0 {
+			want.Replicas = now.Replicas
+		}
+		if now.MaxBytes == want.MaxBytes && now.MaxAge == want.MaxAge && now.Replicas == want.Replicas {
+			return nil
+		}
+		_, err = js.UpdateStream(ctx, want)
+	}
+	if err != nil {
+		return fmt.Errorf("creating stream %s: %w", to.name(), err)
+	}
+	return nil
+}
+
 // deleteStreams forgets a run's streams.
 func deleteStreams(ctx context.Context, js jetstream.JetStream, run string) error {
 	var errs []error
-	for _, name := range []string{CaptureStream, ResultsStream} {
-		err := js.DeleteStream(ctx, StreamName(run, name))
+	names := []string{StreamName(run, CaptureStream), StreamName(run, ResultsStream)}
+	prefix := StreamName(run, ResultsStream) + "_"
+	list := js.StreamNames(ctx, jetstream.WithStreamListSubject("ds."+escapeToken(run)+"."+ResultsStream+".*.*"))
+	for name := range list.Name() {
+		if strings.HasPrefix(name, prefix) {
+			names = append(names, name)
+		}
+	}
+	if err := list.Err(); err != nil {
+		errs = append(errs, fmt.Errorf("listing streams: %w", err))
+	}
+	for _, name := range names {
+		err := js.DeleteStream(ctx, name)
 		if err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
-			errs = append(errs, fmt.Errorf("deleting stream %s: %w", StreamName(run, name), err))
+			errs = append(errs, fmt.Errorf("deleting stream %s: %w", name, err))
 		}
 	}
 	return errors.Join(errs...)

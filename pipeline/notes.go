@@ -1,0 +1,197 @@
+package pipeline
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// notesBucket is the key-value bucket in which the processes of a run tell
+// each other what they are. Keys are tokens joined by dots, the run first.
+const notesBucket = "draftscope_notes"
+
+// Group is a set of workers that do the same to every sequence of a run.
+type Group struct {
+	Name  string
+	About []byte // what DescribeGroup was given
+}
+
+// shedNote counts what one invocation of a source dropped.
+type shedNote struct {
+	Sequences int64 `json:"sequences"`
+	Rows      int64 `json:"rows"`
+}
+
+func openBucket(ctx context.Context, js jetstream.JetStream, cfg jetstream.KeyValueConfig) (jetstream.KeyValue, error) {
+	kv, err := js.KeyValue(ctx, cfg.Bucket)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		cfg.Replicas = max(1, cfg.Replicas)
+		kv, err = js.CreateKeyValue(ctx, cfg)
+		if errors.Is(err, jetstream.ErrBucketExists) {
+			kv, err = js.KeyValue(ctx, cfg.Bucket)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("opening the bucket %s: %w", cfg.Bucket, err)
+	}
+	return kv, nil
+}
+
+func (s *Session) notes(ctx context.Context) (jetstream.KeyValue, error) {
+	return openBucket(ctx, s.js, jetstream.KeyValueConfig{
+		Bucket: notesBucket, Description: "what draftscope's processes tell each other", Replicas: s.cfg.Replicas,
+	})
+}
+
+func noteKey(parts ...string) string {
+	for i := range parts {
+		parts[i] = escapeToken(parts[i])
+	}
+	return strings.Join(parts, ".")
+}
+
+func unescapeToken(s string) string {
+	if out, err := url.PathUnescape(strings.ReplaceAll(s, "=", "%")); err == nil {
+		return out
+	}
+	return s
+}
+
+// describe leaves a note unless there is one, and returns the one in force.
+func (s *Session) describe(ctx context.Context, key string, about []byte) ([]byte, error) {
+	kv, err := s.notes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	_, err = kv.Create(ctx, key, about)
+	if err == nil {
+		return about, nil
+	}
+	if !errors.Is(err, jetstream.ErrKeyExists) {
+		return nil, fmt.Errorf("leaving the note %s: %w", key, err)
+	}
+	have, err := kv.Get(ctx, key)
+	if err != nil {
+		return nil, fmt.Errorf("reading the note %s: %w", key, err)
+	}
+	return have.Value(), nil
+}
+
+// DescribeRun says what the run is, in a form of the caller's, for processes
+// on other machines. The first description stands; it is returned, so that the
+// caller can tell whether it continues the same run.
+func (s *Session) DescribeRun(ctx context.Context, about []byte) (inForce []byte, err error) {
+	return s.describe(ctx, noteKey(s.cfg.Run, "about"), about)
+}
+
+// DescribeGroup says what the workers of a group do; see [Session.DescribeRun].
+func (s *Session) DescribeGroup(ctx context.Context, group string, about []byte) (inForce []byte, err error) {
+	return s.describe(ctx, noteKey(s.cfg.Run, "groups", group), about)
+}
+
+// RunDescription is what DescribeRun was given; nil when no process has said.
+func (s *Session) RunDescription(ctx context.Context) ([]byte, error) {
+	kv, err := s.notes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	e, err := kv.Get(ctx, noteKey(s.cfg.Run, "about"))
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the description of run %s: %w", s.cfg.Run, err)
+	}
+	return e.Value(), nil
+}
+
+// list reads the notes whose key begins with prefix and a dot.
+func (s *Session) list(ctx context.Context, prefix string) (map[string][]byte, error) {
+	kv, err := s.notes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := kv.ListKeysFiltered(ctx, prefix+".*")
+	if err != nil {
+		return nil, fmt.Errorf("listing notes: %w", err)
+	}
+	out := map[string][]byte{}
+	for key := range keys.Keys() {
+		e, err := kv.Get(ctx, key)
+		if errors.Is(err, jetstream.ErrKeyNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading the note %s: %w", key, err)
+		}
+		out[unescapeToken(strings.TrimPrefix(key, prefix+"."))] = e.Value()
+	}
+	return out, nil
+}
+
+// Groups lists the groups of workers that the run has had, by name.
+func (s *Session) Groups(ctx context.Context) ([]Group, error) {
+	notes, err := s.list(ctx, noteKey(s.cfg.Run, "groups"))
+	if err != nil {
+		return nil, err
+	}
+	var groups []Group
+	for name, about := range notes {
+		groups = append(groups, Group{name, about})
+	}
+	slices.SortFunc(groups, func(a, b Group) int { return strings.Compare(a.Name, b.Name) })
+	return groups, nil
+}
+
+// Shed is what the run's sources have dropped because the stream was full.
+func (s *Session) Shed(ctx context.Context) (sequences, rows int64, err error) {
+	notes, err := s.list(ctx, noteKey(s.cfg.Run, "shed"))
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, b := range notes {
+		var n shedNote
+		if err := json.Unmarshal(b, &n); err != nil {
+			return 0, 0, fmt.Errorf("reading what was shed: %w", err)
+		}
+		sequences, rows = sequences+n.Sequences, rows+n.Rows
+	}
+	return sequences, rows, nil
+}
+
+// noteShed tells what this invocation has dropped so far.
+func (s *Session) noteShed(ctx context.Context, nonce string, n shedNote) error {
+	b, err := json.Marshal(n)
+	if err != nil {
+		return err
+	}
+	kv, err := s.notes(ctx)
+	if err == nil {
+		_, err = kv.Put(ctx, noteKey(s.cfg.Run, "shed", nonce), b)
+	}
+	return err
+}
+
+// Runs lists the described runs of the server, of whatever name the session is.
+func (s *Session) Runs(ctx context.Context) ([]string, error) {
+	kv, err := s.notes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := kv.ListKeysFiltered(ctx, "*.about")
+	if err != nil {
+		return nil, fmt.Errorf("listing runs: %w", err)
+	}
+	var runs []string
+	for key := range keys.Keys() {
+		runs = append(runs, unescapeToken(strings.TrimSuffix(key, ".about")))
+	}
+	slices.Sort(runs)
+	return runs, nil
+}

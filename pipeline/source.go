@@ -1,0 +1,119 @@
+package pipeline
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
+)
+
+// Publish puts what src gives into the run's capture stream, for workers and
+// stores elsewhere, and returns when the server has all of it. A run has one
+// source at a time. A Publish that was stopped leaves a sequence without an
+// end at most; the next one has to begin with that sequence again:
+// [Session.Published] says which are complete.
+//
+// With [Config.MaxBytes] the stream forgets what the store and every group of
+// workers have acknowledged, and a source that is ahead of them is treated as
+// [Config.WhenFull] says.
+func (s *Session) Publish(ctx context.Context, src Source) (Summary, error) {
+	v := s.begin()
+	drained, err := v.publishAll(ctx, src)
+	sum := Summary{Progress: v.progress.snapshot(), Drained: drained, Partitions: v.partitions}
+	if err != nil && ctx.Err() != nil {
+		err = fmt.Errorf("source of run %s stopped before its end: %w", s.cfg.Run, err)
+	}
+	return sum, err
+}
+
+func (v *invocation) publishAll(ctx context.Context, src Source) (drained bool, err error) {
+	if v.partitions, err = openStreams(ctx, v.js, v.cfg, []string{CaptureStream}); err != nil {
+		return false, err
+	}
+	to := v.route(CaptureStream)
+	out, err := newPublisher(ctx, v.cfg, to, v.nc, v.js)
+	if err != nil {
+		return false, err
+	}
+	if out.quota != nil {
+		out.quota.floors = func(ctx context.Context) (map[int]uint64, error) {
+			groups, err := v.Groups(ctx)
+			if err != nil {
+				return nil, err
+			}
+			roles := []string{roleStore}
+			for _, g := range groups {
+				roles = append(roles, roleOf(g.Name))
+			}
+			return v.floors(ctx, to, roles)
+		}
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	done := make(chan struct{})
+	g.Go(func() error { return out.serve(ctx, done) })
+	g.Go(func() error { return v.watch(ctx, done, func() []*reader { return nil }) })
+	g.Go(func() error {
+		defer close(done)
+		for p := range v.partitions {
+			if err := out.control(ctx, kindBegin, v.nonce, p, 0, nil); err != nil {
+				return err
+			}
+		}
+		var err error
+		drained, err = v.feed(ctx, src, out)
+		return err
+	})
+	err = g.Wait()
+	return drained, err
+}
+
+// Published lists the sequences that the capture stream holds or has held
+// since its last purge, whole, with the partition of each. It reads headers
+// only.
+func (s *Session) Published(ctx context.Context) (map[string]int, error) {
+	whole := map[string]int{}
+	stream, err := s.js.Stream(ctx, StreamName(s.cfg.Run, CaptureStream))
+	if err != nil {
+		if partitions, perr := storedPartitions(ctx, s.js, s.cfg.Run, CaptureStream); partitions == 0 && perr == nil {
+			return whole, nil // there is none
+		}
+		return nil, fmt.Errorf("reading what run %s has published: %w", s.cfg.Run, err)
+	}
+	info := stream.CachedInfo()
+	if info.State.Msgs == 0 {
+		return whole, nil
+	}
+	partitions, err := storedPartitions(ctx, s.js, s.cfg.Run, CaptureStream)
+	if err != nil {
+		return nil, err
+	}
+	consumer, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{HeadersOnly: true})
+	if err != nil {
+		return nil, fmt.Errorf("reading what run %s has published: %w", s.cfg.Run, err)
+	}
+	const atOnce = 1000
+	for {
+		batch, err := consumer.FetchNoWait(atOnce)
+		if err != nil {
+			return nil, fmt.Errorf("reading what run %s has published: %w", s.cfg.Run, err)
+		}
+		n := 0
+		for m := range batch.Messages() {
+			n++
+			h, err := parseHeader(m.Headers())
+			if err == nil && h.kind == kindEnd {
+				whole[h.seq] = Partition(h.seq, partitions)
+			}
+			if meta, err := m.Metadata(); err == nil && meta.Sequence.Stream >= info.State.LastSeq {
+				return whole, nil
+			}
+		}
+		if err := batch.Error(); err != nil {
+			return nil, fmt.Errorf("reading what run %s has published: %w", s.cfg.Run, err)
+		}
+		if n == 0 {
+			return whole, nil
+		}
+	}
+}

@@ -1,0 +1,187 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Survey is what a run has in the server.
+type Survey struct {
+	Streams []StreamSurvey // none when the run has no streams
+	// Shed and ShedRows are what sources dropped because the stream was full.
+	Shed, ShedRows int64
+}
+
+// StreamSurvey is one stream of a run.
+type StreamSurvey struct {
+	Name     string // in JetStream
+	Stream   string // [CaptureStream] or [ResultsStream]
+	Group    string // of workers, for their results
+	Messages uint64
+	Bytes    uint64
+	Readers  []ReaderSurvey
+}
+
+// ReaderSurvey is one reader of one partition.
+type ReaderSurvey struct {
+	Role      string // store; stage, in a job of one process; draft, of a group
+	Group     string
+	Partition int
+	Lag       uint64 // messages that it has not acknowledged
+	Floor     uint64 // the stream's number up to which it has acknowledged all
+}
+
+// parseConsumer takes the name of a reader's consumer apart.
+func parseConsumer(name string) (roleAt, bool) {
+	parts := strings.Split(name, "-")
+	if len(parts) < 4 {
+		return roleAt{}, false
+	}
+	n := len(parts)
+	p, err := strconv.Atoi(parts[n-3])
+	return roleAt{strings.Join(parts[:n-3], "-"), p}, err == nil
+}
+
+// Survey asks the server for the state of the run's streams.
+func (s *Session) Survey(ctx context.Context) (Survey, error) {
+	var out Survey
+	groups, err := s.Groups(ctx)
+	if err != nil {
+		return out, err
+	}
+	routes := []route{{run: s.cfg.Run, stream: CaptureStream}, {run: s.cfg.Run, stream: ResultsStream}}
+	partitions := 0
+	for i := 0; i < len(routes); i++ {
+		r := routes[i]
+		stream, err := s.js.Stream(ctx, r.name())
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			continue
+		}
+		if err != nil {
+			return out, fmt.Errorf("looking at stream %s: %w", r.name(), err)
+		}
+		info := stream.CachedInfo()
+		one := StreamSurvey{Name: r.name(), Stream: r.stream, Group: r.group, Messages: info.State.Msgs, Bytes: info.State.Bytes}
+		list := stream.ListConsumers(ctx)
+		for c := range list.Info() {
+			at, ok := parseConsumer(c.Name)
+			if !ok {
+				continue
+			}
+			role, group, _ := strings.Cut(at.role, "-")
+			one.Readers = append(one.Readers, ReaderSurvey{
+				Role: role, Group: unescapeToken(group), Partition: at.partition,
+				Lag: c.NumPending + uint64(c.NumAckPending), Floor: c.AckFloor.Stream,
+			})
+		}
+		if err := list.Err(); err != nil {
+			return out, fmt.Errorf("looking at the readers of %s: %w", r.name(), err)
+		}
+		out.Streams = append(out.Streams, one)
+		if partitions == 0 {
+			partitions, _ = strconv.Atoi(info.Config.Metadata[metaPartitions])
+			for _, g := range groups {
+				for p := range partitions {
+					routes = append(routes, route{s.cfg.Run, ResultsStream, g.Name, p})
+				}
+			}
+		}
+	}
+	out.Shed, out.ShedRows, err = s.Shed(ctx)
+	return out, err
+}
+
+// ends are the numbers of the markers with which the source has ended the
+// run on each partition. It returns nil while one is missing.
+func (s *Session) ends(ctx context.Context, capture jetstream.Stream) ([]uint64, error) {
+	n, err := strconv.Atoi(capture.CachedInfo().Config.Metadata[metaPartitions])
+	if err != nil {
+		return nil, fmt.Errorf("%w: stream %s was not made by draftscope", ErrConfig, capture.CachedInfo().Config.Name)
+	}
+	ends := make([]uint64, n)
+	for p := range n {
+		m, err := capture.GetLastMsgForSubject(ctx, Subject(s.cfg.Run, CaptureStream, p))
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if kind(m.Header.Get(hdrKind)) != kindEndOfRun {
+			return nil, nil
+		}
+		ends[p] = m.Sequence
+	}
+	return ends, nil
+}
+
+// read says that role has acknowledged everything up to ends.
+func upTo(floors map[roleAt]uint64, role string, ends []uint64) bool {
+	for p, end := range ends {
+		if floors[roleAt{role, p}] < end {
+			return false
+		}
+	}
+	return true
+}
+
+// Drafted says that the source has ended and the group's results of
+// everything it published are in the server.
+func (s *Session) Drafted(ctx context.Context, group string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.ConnectTimeout)
+	defer cancel()
+	capture, err := s.js.Stream(ctx, StreamName(s.cfg.Run, CaptureStream))
+	if err != nil {
+		return false, fmt.Errorf("looking whether run %s is over: %w", s.cfg.Run, err)
+	}
+	ends, err := s.ends(ctx, capture)
+	if ends == nil || err != nil {
+		return false, err
+	}
+	floors, err := consumerFloors(ctx, capture)
+	return err == nil && upTo(floors, roleOf(group), ends), err
+}
+
+// Stored says that the source has ended, and that everything it published and
+// all results of every group are stored.
+func (s *Session) Stored(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.ConnectTimeout)
+	defer cancel()
+	capture, err := s.js.Stream(ctx, StreamName(s.cfg.Run, CaptureStream))
+	if err != nil {
+		return false, fmt.Errorf("looking whether run %s is over: %w", s.cfg.Run, err)
+	}
+	ends, err := s.ends(ctx, capture)
+	if ends == nil || err != nil {
+		return false, err
+	}
+	floors, err := consumerFloors(ctx, capture)
+	if err != nil || !upTo(floors, roleStore, ends) {
+		return false, err
+	}
+	groups, err := s.Groups(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, g := range groups {
+		if !upTo(floors, roleOf(g.Name), ends) {
+			return false, nil
+		}
+		for p := range ends {
+			results, err := s.js.Stream(ctx, GroupStreamName(s.cfg.Run, g.Name, p))
+			if err != nil {
+				return false, err
+			}
+			done, err := consumerFloors(ctx, results)
+			if err != nil || done[roleAt{roleStore, p}] < results.CachedInfo().State.LastSeq {
+				return false, err
+			}
+		}
+	}
+	return true, nil
+}
