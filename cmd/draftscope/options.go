@@ -4,6 +4,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -47,17 +48,26 @@ func (v *intsFlag) String() string {
 }
 
 func (v *intsFlag) Set(s string) error {
+	out, ok := parseInts(s, 1, 4096)
+	if !ok {
+		return fmt.Errorf("want numbers from 1 to 4096 separated by commas, not %q", s)
+	}
+	*v = out
+	return nil
+}
+
+// parseInts reads numbers separated by commas, sorted and once each.
+func parseInts(s string, least, most int) ([]int, bool) {
 	var out []int
 	for part := range strings.SplitSeq(s, ",") {
 		n, err := strconv.Atoi(strings.TrimSpace(part))
-		if err != nil || n < 1 || n > 4096 {
-			return fmt.Errorf("want numbers from 1 to 4096 separated by commas, not %q", s)
+		if err != nil || n < least || n > most {
+			return nil, false
 		}
 		out = append(out, n)
 	}
 	slices.Sort(out)
-	*v = slices.Compact(out)
-	return nil
+	return slices.Compact(out), true
 }
 
 // statesFlag is "taps", "all", or a list of state numbers.
@@ -78,16 +88,11 @@ func (v *statesFlag) Set(s string) error {
 		*v = statesFlag{word: s}
 		return nil
 	}
-	var list []int
-	for part := range strings.SplitSeq(s, ",") {
-		n, err := strconv.Atoi(strings.TrimSpace(part))
-		if err != nil || n < 0 {
-			return fmt.Errorf("want taps, all, or state numbers separated by commas, not %q", s)
-		}
-		list = append(list, n)
+	list, ok := parseInts(s, 0, math.MaxInt32)
+	if !ok {
+		return fmt.Errorf("want taps, all, or state numbers separated by commas, not %q", s)
 	}
-	slices.Sort(list)
-	*v = statesFlag{list: slices.Compact(list)}
+	*v = statesFlag{list: list}
 	return nil
 }
 
