@@ -184,11 +184,12 @@ func (l *loader) array(t arrow.DataType) arrow.ArrayData {
 	if t.ID() == arrow.NULL {
 		return array.NewData(arrow.Null, rows, nil, nil, nulls, 0)
 	}
-	valid := l.next()
-	if nulls == 0 {
-		valid = nil
+	buffers := []*memory.Buffer{nil}
+	if nulls != 0 {
+		buffers[0] = l.next()
+	} else {
+		l.buffer++
 	}
-	buffers := []*memory.Buffer{valid}
 	var kids []arrow.ArrayData
 	switch t := t.(type) {
 	case *arrow.StringType, *arrow.BinaryType, *arrow.LargeStringType, *arrow.LargeBinaryType:
