@@ -357,14 +357,10 @@ func (s *CaptureSink) commit(ctx context.Context) (err error) {
 // writeStates writes state after state, and within a state sequence after
 // sequence. A row group never holds two states.
 func (s *CaptureSink) writeStates(ctx context.Context, path string, sp span, list []storedSeq) (part, error) {
-	f, err := newFooter[schemas.State](schemas.TableStates, s.run.Name, "", s.shard, s.cfg, sp, list)
+	f, err := s.statesFooter(sp, list)
 	if err != nil {
 		return part{}, err
 	}
-	f[keyDType] = string(s.run.DType)
-	f[keyHidden] = strconv.Itoa(s.run.Hidden)
-	f[keyLayers] = strconv.Itoa(s.run.Layers)
-	f[keyStates] = strings.Trim(strings.Join(strings.Fields(fmt.Sprint(s.run.States)), ","), "[]")
 	cfg := statefile.Config{DType: s.run.DType, Hidden: s.run.Hidden, GroupBytes: s.cfg.RowGroupBytes, Workers: s.cfg.EncodeWorkers}
 	return writePart(s.d.disk, path, f, func(out io.Writer) (*statefile.Writer, error) {
 		return statefile.NewWriter(out, cfg)
@@ -382,6 +378,19 @@ func (s *CaptureSink) writeStates(ctx context.Context, path string, sp span, lis
 		}
 		return nil
 	})
+}
+
+// statesFooter is what a file of the table states says.
+func (s *sink) statesFooter(sp span, list []storedSeq) (footer, error) {
+	f, err := newFooter[schemas.State](schemas.TableStates, s.run.Name, "", s.shard, s.cfg, sp, list)
+	if err != nil {
+		return nil, err
+	}
+	f[keyDType] = string(s.run.DType)
+	f[keyHidden] = strconv.Itoa(s.run.Hidden)
+	f[keyLayers] = strconv.Itoa(s.run.Layers)
+	f[keyStates] = strings.Trim(strings.Join(strings.Fields(fmt.Sprint(s.run.States)), ","), "[]")
+	return f, nil
 }
 
 // Close gives up what was not committed.

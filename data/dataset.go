@@ -93,6 +93,8 @@ type Dataset struct {
 	manifest manifest
 	indexes  map[string]*index // by run
 	reserved map[string]bool   // paths that a sink is about to write
+
+	compacting sync.Mutex
 }
 
 // Open opens the dataset in dir for reading. It takes no lock: what a writer

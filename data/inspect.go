@@ -170,8 +170,13 @@ func (d *Dataset) describeTable(out *Description, r *RunDescription, table strin
 	damaged := func(path string, err error) {
 		out.Damaged = append(out.Damaged, DamagedFile{path, err.Error()})
 	}
+	j, err := d.readJournal()
+	if err != nil {
+		return err
+	}
+	replaced := d.replaced(j)
 	root := runDir(d.dir, table, r.Name)
-	err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+	err = filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
@@ -181,8 +186,12 @@ func (d *Dataset) describeTable(out *Description, r *RunDescription, table strin
 		if e.IsDir() || !strings.HasSuffix(path, ".parquet") {
 			return nil
 		}
-		if marker := d.markerOf(table, path); marker != "" && !exists(marker) {
+		marker := d.markerOf(table, path)
+		if marker != "" && !exists(marker) {
 			return nil // of a commit that is under way, or of a writer that died
+		}
+		if replaced[marker] || replaced[path] {
+			return nil // a compaction has moved it
 		}
 		drafter, _ := strings.CutPrefix(filepath.Base(filepath.Dir(path)), "drafter=")
 		if table == schemas.TableStates || filepath.Dir(path) == root {

@@ -24,10 +24,15 @@ func (d *Dataset) recover() error {
 		d.log.Info("removed an unfinished file", "path", path, "why", why)
 		return nil
 	}
-	if tmp := filepath.Join(d.dir, manifestName+tmpSuffix); exists(tmp) {
-		if err := remove(tmp, "temporary"); err != nil {
-			return err
+	for _, name := range []string{manifestName, journalName} {
+		if tmp := filepath.Join(d.dir, name+tmpSuffix); exists(tmp) {
+			if err := remove(tmp, "temporary"); err != nil {
+				return err
+			}
 		}
+	}
+	if err := d.recoverCompaction(); err != nil {
+		return err
 	}
 	for _, table := range storedTables {
 		root := filepath.Join(d.dir, table)
@@ -106,8 +111,8 @@ func (d *Dataset) indexOf(run string) (*index, error) {
 		return ix, nil
 	}
 	ix := &index{seqs: map[string]entry{}, faults: map[string]bool{}}
-	load := func(dir, drafter string) error {
-		paths, err := partsIn(dir)
+	load := func(list func(string) ([]string, error), dir, drafter string) error {
+		paths, err := list(dir)
 		if err != nil {
 			return err
 		}
@@ -122,7 +127,7 @@ func (d *Dataset) indexOf(run string) (*index, error) {
 		}
 		return nil
 	}
-	if err := load(runDir(d.dir, schemas.TableSequences, run), ""); err != nil {
+	if err := load(d.captureMarkers, run, ""); err != nil {
 		return nil, err
 	}
 	drafters, err := filepath.Glob(filepath.Join(escapeGlob(runDir(d.dir, schemas.TableRounds, run)), "drafter=*"))
@@ -130,7 +135,7 @@ func (d *Dataset) indexOf(run string) (*index, error) {
 		return nil, fmt.Errorf("listing the drafters of run %s: %w", run, err)
 	}
 	for _, dir := range drafters {
-		if err := load(dir, strings.TrimPrefix(filepath.Base(dir), "drafter=")); err != nil {
+		if err := load(partsIn, dir, strings.TrimPrefix(filepath.Base(dir), "drafter=")); err != nil {
 			return nil, err
 		}
 	}

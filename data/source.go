@@ -70,7 +70,7 @@ func (d *Dataset) Replay(run string, cfg ReplayConfig) (*ReplaySource, error) {
 	if cfg.Allocator == nil {
 		cfg.Allocator = memory.NewGoAllocator()
 	}
-	parts, err := partsIn(runDir(d.dir, schemas.TableSequences, run))
+	parts, err := d.captureMarkers(run)
 	if err != nil {
 		return nil, fmt.Errorf("replaying run %s: %w", run, err)
 	}

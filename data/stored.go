@@ -14,7 +14,7 @@ func (d *Dataset) EachSequence(run string, visit func(schemas.Sequence, []schema
 	if _, err := d.Run(run); err != nil {
 		return err
 	}
-	parts, err := partsIn(runDir(d.dir, schemas.TableSequences, run))
+	parts, err := d.captureMarkers(run)
 	if err != nil {
 		return fmt.Errorf("reading the sequences of run %s: %w", run, err)
 	}

@@ -3,9 +3,11 @@
 package interop
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -13,11 +15,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/draftscope/draftscope/data/statefile"
 	"github.com/draftscope/draftscope/data/statefile/statefiletest"
 	"github.com/draftscope/draftscope/schemas"
+	"github.com/parquet-go/parquet-go"
 )
 
 // want is what the script compares a file with. Floats are hex of their
@@ -58,6 +63,7 @@ func TestOtherProgramsReadTheFiles(t *testing.T) {
 			}
 		}
 	}
+	splice(t, filepath.Join(dir, "bf16-40x256"), filepath.Join(dir, "bf16-40x256-spliced"))
 	// Pages and row groups of the default size.
 	big := statefile.Config{DType: schemas.BF16, Hidden: 5120}
 	var rows []statefile.Rows
@@ -140,5 +146,47 @@ func write(t *testing.T, name string, cfg statefile.Config, rows []statefile.Row
 		if err := f.Close(); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// splice joins name.parquet with name-plain.parquet, one after the
+// other.
+func splice(t *testing.T, name, to string) {
+	t.Helper()
+	out, err := os.Create(to + ".parquet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := statefile.NewSplicer(out)
+	var rows want
+	if b, err := os.ReadFile(name + ".json"); err != nil || json.Unmarshal(b, &rows) != nil {
+		t.Fatal(err)
+	}
+	for _, suffix := range []string{"", "-plain"} {
+		b, err := os.ReadFile(name + suffix + ".parquet")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := parquet.OpenFile(bytes.NewReader(b), int64(len(b)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for g := range f.Metadata().RowGroups {
+			if err := w.Append(statefile.Source{ReaderAt: f, Size: f.Size(), Metadata: f.Metadata()}, g); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := errors.Join(w.Close(), out.Close()); err != nil {
+		t.Fatal(err)
+	}
+	rows.SeqID, rows.Pos, rows.State = slices.Repeat(rows.SeqID, 2), slices.Repeat(rows.Pos, 2), slices.Repeat(rows.State, 2)
+	rows.Norm, rows.Vec = strings.Repeat(rows.Norm, 2), strings.Repeat(rows.Vec, 2)
+	b, err := json.Marshal(rows)
+	if err == nil {
+		err = os.WriteFile(to+".json", b, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }

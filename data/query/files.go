@@ -73,6 +73,7 @@ func newerFormat(got string) error {
 func listFiles(ctx context.Context, dir string) (map[string][]file, []Warning, error) {
 	found := make(map[string][]file)
 	var warnings []Warning
+	replaced := replacedMarkers(dir)
 	for _, t := range tables {
 		root := filepath.Join(dir, t.name)
 		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -83,6 +84,9 @@ func listFiles(ctx context.Context, dir string) (map[string][]file, []Warning, e
 				return nil
 			}
 			if err == nil && (d.IsDir() || filepath.Ext(path) != ".parquet") {
+				return nil
+			}
+			if rel, _ := filepath.Rel(root, path); replaced[path] || replaced[t.marker(root, filepath.ToSlash(rel))] {
 				return nil
 			}
 			var f file

@@ -1,0 +1,161 @@
+package data
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/draftscope/draftscope/schemas"
+)
+
+// journalName is the file that says which groups a compaction is replacing.
+// It is there from before the new group counts until the old ones are gone.
+const journalName = "compaction.json"
+
+// journal says that one commit group of a capture holds all that others hold.
+// While the new marker is there, the old ones do not count.
+type journal struct {
+	Run string   `json:"run"`
+	New string   `json:"new"` // names of markers
+	Old []string `json:"old"`
+}
+
+// readJournal reads the journal; without one, the result is empty.
+func (d *Dataset) readJournal() (journal, error) {
+	var j journal
+	path := filepath.Join(d.dir, journalName)
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return j, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &j)
+	}
+	if err != nil {
+		return j, fmt.Errorf("reading %s: %w", path, err)
+	}
+	for _, name := range append(j.Old, j.New) {
+		if _, ok := parseGroup(name); !ok || checkName(j.Run) != nil || name == j.New && slices.Contains(j.Old, name) {
+			return j, fmt.Errorf("reading %s: %w: %q in run %q; move it elsewhere", path, ErrDamaged, name, j.Run)
+		}
+	}
+	return j, nil
+}
+
+// captureMarkers lists the markers of a run's captures, without those whose
+// content a compaction has moved to another.
+func (d *Dataset) captureMarkers(run string) ([]string, error) {
+	for {
+		before, err := d.readJournal()
+		if err != nil {
+			return nil, err
+		}
+		paths, err := partsIn(runDir(d.dir, schemas.TableSequences, run))
+		if err != nil {
+			return nil, err
+		}
+		after, err := d.readJournal()
+		if err != nil {
+			return nil, err
+		}
+		if before.Run != after.Run || before.New != after.New { // a list of two moments
+			continue
+		}
+		gone := d.replaced(before)
+		return slices.DeleteFunc(paths, func(p string) bool { return gone[p] }), nil
+	}
+}
+
+// replaced are the paths of the markers that do not count by the journal.
+func (d *Dataset) replaced(j journal) map[string]bool {
+	if j.New == "" || !exists(d.captureMarker(j.Run, j.New)) {
+		return nil
+	}
+	gone := map[string]bool{}
+	for _, name := range j.Old {
+		gone[d.captureMarker(j.Run, name)] = true
+	}
+	return gone
+}
+
+// recoverCompaction ends what a compaction that died began: when its new group
+// counts it removes the old ones, else they stay. The rest of the recovery
+// removes what has no marker.
+func (d *Dataset) recoverCompaction() error {
+	j, err := d.readJournal()
+	if err != nil || j.New == "" {
+		return err
+	}
+	if len(d.replaced(j)) > 0 {
+		if err := d.removeOld(j); err != nil {
+			return err
+		}
+		d.log.Info("finished a compaction", "run", j.Run, "into", j.New, "groups", len(j.Old))
+	}
+	return d.removeJournal()
+}
+
+func (d *Dataset) captureMarker(run, name string) string {
+	return filepath.Join(runDir(d.dir, schemas.TableSequences, run), name)
+}
+
+func (d *Dataset) removeJournal() error {
+	path := filepath.Join(d.dir, journalName)
+	if err := d.disk.Remove(path); err != nil {
+		return fmt.Errorf("removing %s: %w", path, err)
+	}
+	return d.disk.SyncDir(d.dir)
+}
+
+// removeOld removes the groups that j.New replaces, each marker first: what is
+// left of a group without it is removed by the recovery. Before, it makes sure
+// that the new group is whole and holds all their sequences.
+func (d *Dataset) removeOld(j journal) error {
+	list, err := d.readMarker(d.captureMarker(j.Run, j.New))
+	if err != nil {
+		return err
+	}
+	holds := map[storedSeq]bool{}
+	for _, s := range list {
+		holds[s] = true
+	}
+	var groups [][]string
+	for _, name := range j.Old {
+		marker := d.captureMarker(j.Run, name)
+		if exists(marker) {
+			old, err := d.readMarker(marker)
+			if err != nil {
+				return err
+			}
+			for _, s := range old {
+				if !holds[s] {
+					return fmt.Errorf("removing %s: %w: %s was to replace it and lacks sequence %s", marker, ErrDamaged, j.New, s.SeqID)
+				}
+			}
+		}
+		g, _ := parseGroup(name) // readJournal has checked it
+		paths := g.capturePaths(d.dir, j.Run)
+		slices.Reverse(paths)
+		groups = append(groups, paths)
+	}
+	dirs := map[string]bool{}
+	for table := range 3 { // the marker is first
+		for _, paths := range groups {
+			if err := d.disk.Remove(paths[table]); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("removing %s: %w", paths[table], err)
+			}
+			dirs[filepath.Dir(paths[table])] = true
+		}
+		for dir := range dirs {
+			if err := d.disk.SyncDir(dir); err != nil {
+				return writeError(dir, err)
+			}
+		}
+		clear(dirs)
+	}
+	return nil
+}
