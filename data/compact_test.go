@@ -152,15 +152,20 @@ func TestCompactionStopsAtTheTarget(t *testing.T) {
 // the program dies there. Afterwards all is there, once.
 func TestACompactionThatFailsAnywhereLosesAndDoublesNothing(t *testing.T) {
 	run := testRun("r1", 16, schemas.BF16)
+	made, want := t.TempDir(), map[string]sample{}
+	d := mustCreate(t, made)
+	if err := d.AddRun(run); err != nil {
+		t.Fatal(err)
+	}
+	manyParts(t, d, run, 0, 1, 2, SinkConfig{}, want)
+	d.Close()
 	for _, dies := range []bool{false, true} {
 		for at := 1; ; at++ {
-			dir := t.TempDir()
-			d := mustCreate(t, dir)
-			if err := d.AddRun(run); err != nil {
+			dir := filepath.Join(t.TempDir(), "copy")
+			if err := os.CopyFS(dir, os.DirFS(made)); err != nil {
 				t.Fatal(err)
 			}
-			want := map[string]sample{}
-			manyParts(t, d, run, 0, 1, 3, SinkConfig{}, want)
+			d := mustCreate(t, dir)
 			bad := &failingDisk{disk: osDisk{}, at: at, err: syscall.ENOSPC}
 			d.disk = bad
 			if dies {

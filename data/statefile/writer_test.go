@@ -164,7 +164,7 @@ func TestBothWritersGiveTheSameRows(t *testing.T) {
 			cfg := Config{DType: d, Hidden: hidden, PageBytes: 4 * hidden * perPage, GroupBytes: 4 * hidden * 8}
 			lengths := []int{0, 1, 2, perPage, perPage + 1, 8, 9, 16, 17}
 			if hidden > 256 {
-				lengths = []int{0, perPage, 9}
+				lengths = []int{0, 9}
 			}
 			for _, n := range lengths {
 				for _, bits := range []bool{false, true} {
@@ -188,16 +188,10 @@ func equalRow(a, b bitRow) bool {
 
 func TestPagesOfTheDefaultSizeGiveTheSameRows(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	for _, d := range []schemas.DType{schemas.BF16, schemas.F32} {
-		for _, hidden := range []int{64, 5120, 150_000} {
-			cfg := Config{DType: d, Hidden: hidden}
-			rows := cfg.withDefaults().groupRows()
-			for _, n := range []int{rows - 1, rows, rows + 1} {
-				all := randomRows(rng, cfg, []int32{3}, []int{n}, false)
-				if got := readBits(t, writeFile(t, NewWriter, cfg, all)); !slices.EqualFunc(wantBits(cfg, all), got, equalRow) {
-					t.Errorf("%s, %d values, %d rows: the rows differ", d, hidden, n)
-				}
-			}
+	for _, cfg := range []Config{{DType: schemas.BF16, Hidden: 640}, {DType: schemas.F32, Hidden: 5120}, {DType: schemas.BF16, Hidden: 150_000}} {
+		all := randomRows(rng, cfg, []int32{3}, []int{cfg.withDefaults().groupRows() + 1}, false)
+		if got := readBits(t, writeFile(t, NewWriter, cfg, all)); !slices.EqualFunc(wantBits(cfg, all), got, equalRow) {
+			t.Errorf("%s, %d values: the rows differ", cfg.DType, cfg.Hidden)
 		}
 	}
 }
