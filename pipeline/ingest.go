@@ -76,6 +76,9 @@ func (s *Session) turn(ctx context.Context, book *leases) (*lease, error) {
 		if err != nil && !outage(err) && ctx.Err() == nil {
 			return nil, err
 		}
+		if s.outage() > s.cfg.OutageTimeout {
+			return nil, fmt.Errorf("%w at %s for %s", ErrNoServer, redacted(s.cfg.URL), s.cfg.OutageTimeout)
+		}
 		if err == nil && !waiting {
 			waiting = true
 			s.cfg.Logger.Info("another process stores the run, or did until a moment ago; waiting", "run", s.cfg.Run)

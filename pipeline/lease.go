@@ -103,12 +103,12 @@ func (b *leases) due(l *lease) bool { return time.Since(l.renewed) > b.ttl/4 }
 // expired says that another may hold it by now.
 func (b *leases) expired(l *lease) bool { return time.Since(l.renewed) > b.ttl }
 
-// release gives a lease up. The message that is the lease is deleted, so that
-// a lease that is another's already is not touched.
+// release gives a lease up, under its revision, so that one that is another's
+// already is not touched.
 func (b *leases) release(ctx context.Context, l *lease) error {
 	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
-	return b.stream.DeleteMsg(ctx, l.revision)
+	return b.kv.Purge(ctx, l.key, jetstream.LastRevision(l.revision), jetstream.PurgeTTL(time.Second))
 }
 
 // holders lists the last tokens of the keys below prefix. One that was given

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -109,6 +110,27 @@ func (s *Session) RunDescription(ctx context.Context) ([]byte, error) {
 		return nil, fmt.Errorf("reading the description of run %s: %w", s.cfg.Run, err)
 	}
 	return e.Value(), nil
+}
+
+// AwaitDescription waits until a process has called DescribeRun; false when
+// told to drain before.
+func (s *Session) AwaitDescription(ctx context.Context) (bool, error) {
+	for {
+		about, err := s.RunDescription(ctx)
+		if about != nil || err != nil && !outage(err) {
+			return err == nil, err
+		}
+		if lost := s.outage(); lost > s.cfg.OutageTimeout {
+			return false, fmt.Errorf("%w at %s for %s", ErrNoServer, redacted(s.cfg.URL), s.cfg.OutageTimeout)
+		}
+		select {
+		case <-time.After(300 * time.Millisecond):
+		case <-s.cfg.Drain:
+			return false, nil
+		case <-ctx.Done():
+			return false, context.Cause(ctx)
+		}
+	}
 }
 
 // list reads the notes whose key begins with prefix and a dot.

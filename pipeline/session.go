@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
@@ -24,6 +25,7 @@ type Session struct {
 	closed chan struct{} // the connection's last callback was made
 
 	progress atomic.Pointer[counters]
+	away     atomic.Int64 // since when the server was seen to be away, unix nanoseconds
 
 	mu   sync.Mutex
 	lost chan struct{} // closed at each reconnect, and replaced
@@ -74,6 +76,19 @@ func (s *Session) onReconnect() {
 	defer s.mu.Unlock()
 	close(s.lost)
 	s.lost = make(chan struct{})
+}
+
+// outage is how long the server has been away; 0 while it is there.
+func (s *Session) outage() time.Duration {
+	if s.nc.IsConnected() {
+		s.away.Store(0)
+		return 0
+	}
+	now := time.Now().UnixNano()
+	if !s.away.CompareAndSwap(0, now) {
+		return time.Duration(now - s.away.Load())
+	}
+	return 0
 }
 
 // reconnected returns a channel that the next reconnect closes.

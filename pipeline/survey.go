@@ -15,6 +15,14 @@ type Survey struct {
 	Streams []StreamSurvey // none when the run has no streams
 	// Shed and ShedRows are what sources dropped because the stream was full.
 	Shed, ShedRows int64
+	Leases         []LeaseSurvey
+}
+
+// LeaseSurvey is a partition that a worker of a group holds.
+type LeaseSurvey struct {
+	Group     string
+	Partition int
+	Worker    string
 }
 
 // StreamSurvey is one stream of a run.
@@ -92,8 +100,29 @@ func (s *Session) Survey(ctx context.Context) (Survey, error) {
 			}
 		}
 	}
-	out.Shed, out.ShedRows, err = s.Shed(ctx)
-	return out, err
+	if out.Shed, out.ShedRows, err = s.Shed(ctx); err != nil || len(groups) == 0 {
+		return out, err
+	}
+	kv, err := s.js.KeyValue(ctx, leaseBucket)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		return out, nil // nobody has worked yet
+	}
+	if err != nil {
+		return out, fmt.Errorf("looking at the leases: %w", err)
+	}
+	for _, g := range groups {
+		for p := range partitions {
+			e, err := kv.Get(ctx, noteKey(s.cfg.Run, "groups", g.Name, "partitions", strconv.Itoa(p)))
+			if errors.Is(err, jetstream.ErrKeyNotFound) {
+				continue
+			}
+			if err != nil {
+				return out, fmt.Errorf("looking at the leases: %w", err)
+			}
+			out.Leases = append(out.Leases, LeaseSurvey{g.Name, p, string(e.Value())})
+		}
+	}
+	return out, nil
 }
 
 // ends are the numbers of the markers with which the source has ended the

@@ -88,6 +88,9 @@ func (s *Session) await(ctx context.Context) (partitions int, err error) {
 		if n > 0 || err != nil && !outage(err) {
 			return n, err
 		}
+		if s.outage() > s.cfg.OutageTimeout {
+			return 0, fmt.Errorf("%w at %s for %s", ErrNoServer, redacted(s.cfg.URL), s.cfg.OutageTimeout)
+		}
 		select {
 		case <-time.After(300 * time.Millisecond):
 		case <-s.cfg.Drain:

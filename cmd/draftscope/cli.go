@@ -25,10 +25,14 @@ usage: draftscope COMMAND [flags]
   run       capture a target's hidden states, draft on them, score, report
   capture   the same without drafters: states into a dataset
   replay    put a stored capture through new drafters
+  serve     receive captures from other processes and store them; metrics
+  draft     put a run's captures through drafters, as one of many workers
+  store     write the datasets of runs on a server, without being one
   report    print or draw what a dataset says about its drafters
   query     ask a dataset in SQL
   inspect   say in plain words what a file or folder is
   doctor    say what works on this machine
+  bench     measure the data plane beside this machine's limits
   version   print the version
 
 Without flags, "draftscope run" uses a small model that is part of the program.
@@ -70,8 +74,8 @@ func withCode(code int, err error) error {
 // can call it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	commands := map[string]command{
-		"run": cmdRun, "capture": cmdCapture, "replay": cmdReplay, "report": cmdReport,
-		"query": cmdQuery, "inspect": cmdInspect, "doctor": cmdDoctor, "version": cmdVersion,
+		"run": cmdRun, "capture": cmdCapture, "replay": cmdReplay, "serve": cmdServe, "draft": cmdDraft, "store": cmdStore, "report": cmdReport,
+		"query": cmdQuery, "inspect": cmdInspect, "doctor": cmdDoctor, "bench": cmdBench, "version": cmdVersion,
 	}
 	if len(args) == 0 {
 		fmt.Fprint(stderr, usage)

@@ -46,6 +46,7 @@ type job struct {
 	taps    []int                // states that the drafters read, ascending
 
 	ds     *data.Dataset
+	remote data.Run // without a dataset: the run as the server knows it
 	faults faultList
 }
 
@@ -139,10 +140,10 @@ func (j *job) chooseStates() ([]int, error) {
 		}
 		return all, nil
 	case "taps":
-		if have, err := j.ds.Run(j.run); err == nil {
+		if have, ok := j.recorded(); ok {
 			return have.States, j.needStates(have)
 		}
-		if len(j.names) == 0 {
+		if len(j.taps) == 0 {
 			return nil, badUsage("--states taps needs drafters to take the taps from; say --states all, or a list such as 2,4,%d", n)
 		}
 		states := append(slices.Clone(j.taps), n)
@@ -155,6 +156,15 @@ func (j *job) chooseStates() ([]int, error) {
 		}
 	}
 	return j.states.list, j.needStates(data.Run{Name: j.run, States: j.states.list})
+}
+
+// recorded is the run as it was begun, in the dataset or on the server.
+func (j *job) recorded() (data.Run, bool) {
+	if j.ds == nil {
+		return j.remote, j.remote.Name != ""
+	}
+	have, err := j.ds.Run(j.run)
+	return have, err == nil
 }
 
 // needStates refuses a capture that lacks what a drafter reads.
@@ -203,14 +213,22 @@ func jobError(err error) error {
 	return dataError(err)
 }
 
-// addDrafters records the drafters of the run, and how they are asked.
-func (j *job) addDrafters() error {
+// drafterRecords are the drafters, and how they are asked.
+func (j *job) drafterRecords() []data.Drafter {
+	var list []data.Drafter
 	for i, name := range j.names {
-		err := j.ds.AddDrafter(j.run, data.Drafter{
+		list = append(list, data.Drafter{
 			Name: name, Source: j.places[i].label, Fingerprint: j.prints[i],
 			Options: map[string]string{"anchors": j.anchors.value, "budgets": j.budgets.String(), "losses": j.losses.value, "numerics": numerics},
 		})
-		if err != nil {
+	}
+	return list
+}
+
+// addDrafters records the drafters of the run.
+func (j *job) addDrafters() error {
+	for _, d := range j.drafterRecords() {
+		if err := j.ds.AddDrafter(j.run, d); err != nil {
 			return dataError(err)
 		}
 	}

@@ -125,11 +125,15 @@ type closeFunc func()
 
 func (f closeFunc) Close() error { f(); return nil }
 
-// openTarget loads a target and its tokenizer.
+// openTarget loads a target and its tokenizer. The tokenizer is nil where the
+// folder has none: given ids need none.
 func openTarget(p place, dev cuda.Device) (*target.Model, *tokenizer.Tokenizer, error) {
 	model, err := target.Open(p.fsys, p.dir, dev)
 	if err != nil {
 		return nil, nil, modelError(p, err)
+	}
+	if _, err := fs.Stat(p.fsys, pathIn(p, "tokenizer.json")); errors.Is(err, fs.ErrNotExist) {
+		return model, nil, nil
 	}
 	tok, err := tokenizer.Load(p.fsys, p.dir)
 	if err != nil {

@@ -42,9 +42,15 @@ Captures a target's hidden states into a dataset, without drafters; put
 drafters on it later with "draftscope replay". With the shipped model the
 default --states taps means the taps of the shipped drafters.
 
+With --stream-only the captures go into the stream at --nats and no dataset is
+written here: "draftscope serve" or "store" writes it, on any machine, and any
+number of "draftscope draft" put drafters on it.
+
 examples:
   draftscope capture --states all --out ds
   draftscope capture --target ./qwen --prompts prompts.jsonl --states 2,17,32,47,62,64 --dtype bf16 --out ds
+  draftscope capture --stream-only --nats nats://host:4222 --run r1
+  draftscope capture --stream-only --nats nats://host:4222 --run r2 --max-bytes 50000000000 --when-full shed
 `
 
 func cmdRun(ctx context.Context, args []string, out streams) error {
@@ -64,8 +70,18 @@ func cmdCapture(ctx context.Context, args []string, out streams) error {
 	flags := newFlags("capture", captureHelp, out)
 	j.captureFlags(flags)
 	j.commonFlags(flags)
+	var s streamFlags
+	streamOnly := flags.Bool("stream-only", false, "publish into the stream at --nats, and write no dataset")
+	s.register(flags)
+	s.sourceFlags(flags)
 	if err := parseNone(flags, args); err != nil {
 		return err
+	}
+	if *streamOnly {
+		return streamJob(ctx, newJob(j, out), s)
+	}
+	if s != (streamFlags{whenFull: s.whenFull}) || s.whenFull.value != "block" {
+		return badUsage("--max-bytes, --max-age, --when-full, --replicas and --http go with --stream-only")
 	}
 	return captureJob(ctx, newJob(j, out), false)
 }
@@ -173,6 +189,9 @@ func (j *job) capture(ctx context.Context, inputs []target.Input, states []int, 
 
 // newSource is the target's source of captures.
 func (j *job) newSource(inputs []target.Input, states []int, skip func(string) bool) (*target.Source, error) {
+	if j.tok == nil && j.sequences == "" {
+		return nil, badUsage("target %s has no tokenizer.json, which prompts need; put it beside config.json, or give token ids with --sequences", j.place.label)
+	}
 	return target.NewSource(target.SourceConfig{
 		Model: j.model, Tokenizer: j.tok, Inputs: inputs, Run: j.run, States: states, DType: schemas.DType(j.dtype.value),
 		BatchRows: j.batchRows, MaxNewTokens: j.maxNew, Temperature: float32(j.temp), Seed: uint64(j.seed), Redact: j.redact, Skip: skip,
@@ -189,19 +208,26 @@ func (j *job) demoTaps() error {
 }
 
 // addRun records the run, or resumes the one of this name.
-func (j *job) addRun(states []int) error {
+func (j *job) addRun(states []int) error { return dataError(j.ds.AddRun(j.record(states))) }
+
+// record says how the run's states come to be.
+func (j *job) record(states []int) data.Run {
 	c := j.model.Config()
 	kind, _, _ := strings.Cut(j.dev.Name(), " (")
-	return dataError(j.ds.AddRun(data.Run{
+	prints := data.Fingerprints{Weights: j.model.Fingerprint()}
+	if j.tok != nil {
+		prints.Tokenizer, prints.Template = j.tok.Fingerprint(), "chatml"
+	}
+	return data.Run{
 		Name: j.run, Target: j.place.label, States: states, Layers: c.Layers, Hidden: c.Hidden,
 		FinalNorm: data.FinalPreNorm, DType: schemas.DType(j.dtype.value),
 		Engine: "draftscope", EngineVersion: numerics,
-		Fingerprints: data.Fingerprints{Weights: j.model.Fingerprint(), Tokenizer: j.tok.Fingerprint(), Template: "chatml"},
+		Fingerprints: prints,
 		Options: map[string]string{
 			"device": kind, "max_new": strconv.Itoa(j.maxNew), "temperature": fmt.Sprint(j.temp),
 			"seed": strconv.FormatInt(j.seed, 10), "redact": strconv.FormatBool(j.redact),
 		},
-	}))
+	}
 }
 
 // inputs reads what is to be captured.
