@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -157,9 +158,9 @@ func TestADeadWorkerIsReplacedAndAStoppedOneHandsOverAtOnce(t *testing.T) {
 	dying.OutageTimeout = 200 * time.Millisecond
 	stuck := make(chan struct{})
 	cut := role(t, dying)
-	n := 0
+	var n atomic.Int32
 	hang := stages(mem, func(string) error {
-		if n++; n == 8 {
+		if n.Add(1) == 8 {
 			close(stuck)
 			cut.nc.Close()
 		}
