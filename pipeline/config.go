@@ -64,6 +64,9 @@ type Config struct {
 	// Once ends Work and Store when all that the run's source published is
 	// through, instead of waiting for more.
 	Once bool
+	// Groups is how many groups of workers a Store with Once waits for at
+	// least.
+	Groups int
 	// LeaseTTL is how long a worker that does not answer keeps its
 	// partitions; 5 s, and at least 1 s.
 	LeaseTTL time.Duration

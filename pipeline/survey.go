@@ -30,6 +30,8 @@ type StreamSurvey struct {
 	Name     string // in JetStream
 	Stream   string // [CaptureStream] or [ResultsStream]
 	Group    string // of workers, for their results
+	Replicas int
+	Leader   string // of a cluster
 	Messages uint64
 	Bytes    uint64
 	Readers  []ReaderSurvey
@@ -75,6 +77,10 @@ func (s *Session) Survey(ctx context.Context) (Survey, error) {
 		}
 		info := stream.CachedInfo()
 		one := StreamSurvey{Name: r.name(), Stream: r.stream, Group: r.group, Messages: info.State.Msgs, Bytes: info.State.Bytes}
+		one.Replicas = info.Config.Replicas
+		if info.Cluster != nil {
+			one.Leader = info.Cluster.Leader
+		}
 		list := stream.ListConsumers(ctx)
 		for c := range list.Info() {
 			at, ok := parseConsumer(c.Name)
@@ -177,7 +183,7 @@ func (s *Session) Drafted(ctx context.Context, group string) (bool, error) {
 }
 
 // Stored says that the source has ended, and that everything it published and
-// all results of every group are stored.
+// all results of every group, and of [Config.Groups] at least, are stored.
 func (s *Session) Stored(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.ConnectTimeout)
 	defer cancel()
@@ -196,6 +202,9 @@ func (s *Session) Stored(ctx context.Context) (bool, error) {
 	groups, err := s.Groups(ctx)
 	if err != nil {
 		return false, err
+	}
+	if len(groups) < s.cfg.Groups {
+		return false, nil
 	}
 	for _, g := range groups {
 		if !upTo(floors, roleOf(g.Name), ends) {

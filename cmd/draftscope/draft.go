@@ -42,6 +42,7 @@ func cmdDraft(ctx context.Context, args []string, out streams) error {
 	once := flags.Bool("once", false, "end when the run has ended and the group is through")
 	var s streamFlags
 	s.register(flags)
+	s.readerFlags(flags)
 	if err := parseNone(flags, args); err != nil {
 		return err
 	}
@@ -106,6 +107,9 @@ func draftJob(ctx context.Context, j *job, s streamFlags, group string, once boo
 		return jobError(err)
 	}
 	fmt.Fprintf(j.out.stdout, "run %s, group %s: %d sequences drafted on here\n", j.run, group, session.Progress().Processed)
+	if once && j.drained() {
+		return exitError{exitPartial, errors.New("stopped early; other workers, or the same command, go on from here")}
+	}
 	return nil
 }
 

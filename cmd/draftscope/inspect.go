@@ -18,27 +18,40 @@ import (
 )
 
 const inspectHelp = `usage: draftscope inspect [--json] PATH
+       draftscope inspect [--json] --nats URL [--run R] [DATASET]
 
 Says in plain words what PATH is: a dataset, a Parquet file, a safetensors
 file, or the folder of a target or drafter. Damaged files are named.
 
+With --nats it says what a server holds of its runs: sequences captured, the
+size of each stream, and how far each reader is; and, given the dataset that
+they are stored in, how many of them are stored, set aside, or missing there.
+
 examples:
   draftscope inspect draftscope-data
   draftscope inspect ./drafters/v3
+  draftscope inspect --nats nats://host:4222 ds
   draftscope inspect draftscope-data/slots/run=r1/drafter=good/part-00-0000000001-0000000009.parquet
 `
 
-func cmdInspect(_ context.Context, args []string, out streams) error {
+func cmdInspect(ctx context.Context, args []string, out streams) error {
 	flags := newFlags("inspect", inspectHelp, out)
 	asJSON := flags.Bool("json", false, "print JSON")
+	nats := flags.String("nats", "", "the JetStream server's `URL`")
+	only := flags.String("run", "", "with --nats, only the run of this `NAME`")
 	rest, err := parse(flags, args)
 	if err != nil {
 		return err
 	}
-	if len(rest) != 1 {
+	var found fmt.Stringer
+	switch {
+	case *nats != "" && len(rest) < 2:
+		found, err = inspectServer(ctx, *nats, *only, strings.Join(rest, ""))
+	case len(rest) != 1:
 		return badUsage("inspect wants one PATH, and got %d", len(rest))
+	default:
+		found, err = inspect(rest[0])
 	}
-	found, err := inspect(rest[0])
 	if err != nil {
 		return err
 	}

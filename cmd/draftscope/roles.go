@@ -20,6 +20,8 @@ type streamFlags struct {
 	whenFull *oneOf
 	replicas int
 	http     string
+	ackWait  time.Duration
+	lease    time.Duration
 }
 
 func (s *streamFlags) register(fs *flag.FlagSet) {
@@ -33,15 +35,31 @@ func (s *streamFlags) sourceFlags(fs *flag.FlagSet) {
 	s.whenFull = oneOfFlag(fs, "when-full", "block", "while the stream is full: block, or shed (drop whole sequences, counted) `WHAT`", "shed")
 }
 
+// readerFlags are for what reads the stream.
+func (s *streamFlags) readerFlags(fs *flag.FlagSet) {
+	fs.DurationVar(&s.ackWait, "ack-wait", 5*time.Minute, "the server sends again what was not acknowledged for so long; signs of life are sent at a third of it (`D`)")
+	fs.DurationVar(&s.lease, "lease", 5*time.Second, "after `D` without a sign of life another process takes over, at least 1s")
+}
+
 func (s *streamFlags) config(j *job) pipeline.Config {
 	cfg := pipeline.Config{
 		Run: j.run, URL: j.nats, Partitions: j.parts, Drain: j.drain, OnFault: j.faults.add, Logger: j.log,
-		MaxBytes: s.maxBytes, MaxAge: s.maxAge, Replicas: s.replicas,
+		MaxBytes: s.maxBytes, MaxAge: s.maxAge, Replicas: s.replicas, AckWait: s.ackWait, LeaseTTL: s.lease,
 	}
 	if s.whenFull != nil && s.whenFull.value == "shed" {
 		cfg.WhenFull = pipeline.Shed
 	}
 	return cfg
+}
+
+// drained says that an interrupt asked for an early end.
+func (j *job) drained() bool {
+	select {
+	case <-j.drain:
+		return true
+	default:
+		return false
+	}
 }
 
 // needServer refuses the embedded server, which no other process reaches.

@@ -53,6 +53,7 @@ type storeJob struct {
 	streamFlags
 	server *pipeline.Server
 	once   bool
+	groups int
 	only   string // the run to store; empty for all
 	mon    *monitor
 
@@ -91,6 +92,7 @@ func cmdServe(ctx context.Context, args []string, out streams) error {
 func cmdStore(ctx context.Context, args []string, out streams) error {
 	s, flags := newStoreJob("store", storeHelp, out)
 	flags.StringVar(&s.only, "run", "", "store only the run of this `NAME`")
+	flags.IntVar(&s.groups, "groups", 0, "with --once, wait for the results of at least `N` groups of workers")
 	flags.BoolVar(&s.once, "once", false, "end when every run has ended and is stored")
 	if err := parseNone(flags, args); err != nil {
 		return err
@@ -107,6 +109,7 @@ func newStoreJob(name, help string, out streams) (*storeJob, *flag.FlagSet) {
 	flags.StringVar(&s.jobFlags.out, "out", defaultOut, "the dataset's `DIR`")
 	flags.StringVar(&s.nats, "nats", "", "the JetStream server's `URL`")
 	flags.IntVar(&s.replicas, "replicas", 0, "copies that a cluster of servers keeps of what is noted here, `N`")
+	s.readerFlags(flags)
 	flags.StringVar(&s.streamFlags.http, "http", "", "serve /metrics for Prometheus and a status page at `HOST:PORT`")
 	return s, flags
 }
@@ -143,7 +146,13 @@ func (s *storeJob) run(ctx context.Context, startServer func() error) (err error
 	case err != nil:
 		return jobError(err)
 	}
-	return s.conclude(stored)
+	if err := s.conclude(stored); err != nil {
+		return err
+	}
+	if s.once && s.drained() {
+		return exitError{exitPartial, errors.New("stopped early; the same command goes on from here")}
+	}
+	return nil
 }
 
 // conclude says what is in the dataset of the runs that were stored.
@@ -172,8 +181,8 @@ func (s *storeJob) conclude(runs []string) error {
 
 func (s *storeJob) session(run string) pipeline.Config {
 	return pipeline.Config{
-		Run: run, URL: s.nats, Server: s.server, Replicas: s.replicas, Once: s.once, Drain: s.drain,
-		CommitIdle: commitIdle, Logger: s.log, OnCommit: s.mon.committed,
+		Run: run, URL: s.nats, Server: s.server, Replicas: s.replicas, Once: s.once, Groups: s.groups, Drain: s.drain,
+		AckWait: s.ackWait, LeaseTTL: s.lease, CommitIdle: commitIdle, Logger: s.log, OnCommit: s.mon.committed,
 		OnFault: func(f pipeline.Fault) {
 			err := s.ds.AddFaults(run, []schemas.Fault{{
 				SeqID: f.Seq, Chunk: int32(f.Chunk), Check: f.Check, Detail: f.Stream + ": " + f.Detail, At: time.Now().UTC(),

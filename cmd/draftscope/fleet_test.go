@@ -1,0 +1,271 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// natsServer builds the NATS server of our go.mod once, and returns its path.
+var natsServer = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "nats-server")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "nats-server")
+	out, err := exec.Command("go", "build", "-o", path, "github.com/nats-io/nats-server/v2").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("building nats-server: %w: %s", err, out)
+	}
+	return path, nil
+})
+
+// process is one process of a fleet, started again when it is killed.
+type process struct {
+	name string
+	cmd  *exec.Cmd
+	log  *lockedBuffer
+	done chan struct{}
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// start runs a program; it is killed when the test ends.
+func start(t *testing.T, name, path string, args ...string) *process {
+	t.Helper()
+	p := &process{name: name, cmd: exec.Command(path, args...), log: &lockedBuffer{}, done: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), asProgram+"=1")
+	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(p.done)
+		_ = p.cmd.Wait() // the exit code says it
+	}()
+	t.Cleanup(func() { p.kill() })
+	return p
+}
+
+// draftscope runs this test binary as the program.
+func draftscope(t *testing.T, name string, args ...string) *process {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return start(t, name, self, args...)
+}
+
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill() // it may have ended
+	<-p.done
+}
+
+func (p *process) signal(sig syscall.Signal) { _ = p.cmd.Process.Signal(sig) }
+
+func (p *process) running() bool {
+	select {
+	case <-p.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// exit waits for the end and returns the exit code, -1 for a kill.
+func (p *process) exit(t *testing.T, within time.Duration) int {
+	t.Helper()
+	select {
+	case <-p.done:
+	case <-time.After(within):
+		t.Fatalf("%s did not end within %s:\n%s", p.name, within, p.log.String())
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+func (p *process) succeed(t *testing.T, within time.Duration) {
+	t.Helper()
+	if code := p.exit(t, within); code != exitOK {
+		t.Fatalf("%s: exit %d:\n%s", p.name, code, p.log.String())
+	}
+}
+
+// freePort finds a port that nobody listens on.
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// node is a real NATS server, which may be started again on the same store.
+type node struct {
+	*process
+	conf string
+	port int
+}
+
+func startNode(t *testing.T, dir, name string, port int, more string) *node {
+	t.Helper()
+	n := &node{port: port, conf: filepath.Join(dir, name+".conf")}
+	conf := fmt.Sprintf("server_name: %s\nhost: 127.0.0.1\nport: %d\njetstream { store_dir: %q }\n%s\n", name, port, filepath.Join(dir, name), more)
+	if err := os.WriteFile(n.conf, []byte(conf), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	n.up(t)
+	return n
+}
+
+// up starts the server and waits until it answers.
+func (n *node) up(t *testing.T) {
+	t.Helper()
+	path, err := natsServer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.process = start(t, "nats-server", path, "-c", n.conf)
+	for range 200 {
+		c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", n.port))
+		if err == nil {
+			c.Close()
+			return
+		}
+		time.Sleep(25 * time.Millisecond)
+	}
+	t.Fatalf("nats-server did not start:\n%s", n.log.String())
+}
+
+func (n *node) url() string { return fmt.Sprintf("nats://127.0.0.1:%d", n.port) }
+
+// link forwards connections to a server, and can cut them.
+type link struct {
+	listener net.Listener
+	target   string
+	mu       sync.Mutex
+	down     bool
+	conns    map[net.Conn]bool
+}
+
+func newLink(t *testing.T, target string) *link {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := &link{listener: l, target: target, conns: map[net.Conn]bool{}}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go k.serve(c)
+		}
+	}()
+	t.Cleanup(func() { l.Close(); k.cut(true) })
+	return k
+}
+
+func (k *link) serve(c net.Conn) {
+	defer c.Close()
+	s, err := net.Dial("tcp", k.target)
+	if err != nil {
+		return
+	}
+	defer s.Close()
+	k.mu.Lock()
+	if k.down {
+		k.mu.Unlock()
+		return
+	}
+	k.conns[c], k.conns[s] = true, true
+	k.mu.Unlock()
+	done := make(chan struct{}, 2)
+	for _, pair := range [][2]net.Conn{{c, s}, {s, c}} {
+		go func() {
+			_, _ = io.Copy(pair[0], pair[1]) // until either end is gone
+			done <- struct{}{}
+		}()
+	}
+	<-done
+	k.mu.Lock()
+	delete(k.conns, c)
+	delete(k.conns, s)
+	k.mu.Unlock()
+}
+
+// cut ends all connections, and refuses new ones while down.
+func (k *link) cut(down bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.down = down
+	if down {
+		for c := range k.conns {
+			c.Close()
+		}
+	}
+}
+
+func (k *link) url() string { return "nats://" + k.listener.Addr().String() }
+
+// The light run of the tests of many processes.
+var (
+	fleetCapture = []string{"--limit", "4", "--max-new", "24", "--batch-rows", "16"}
+	fleetDraft   = []string{"--anchors", "rounds", "--budgets", "8"}
+)
+
+// undisturbed is what one process makes of the light run.
+func undisturbed(t *testing.T, dir string) string {
+	t.Helper()
+	out := filepath.Join(dir, "undisturbed")
+	var stdout, stderr bytes.Buffer
+	args := append(append([]string{"run", "--out", out}, fleetCapture...), fleetDraft...)
+	if code := run(context.Background(), args, &stdout, &stderr); code != exitOK {
+		t.Fatalf("exit %d: %s", code, stderr.String())
+	}
+	return answers(t, out)
+}
+
+// differ says where two sets of answers part.
+func differ(got, want string) error {
+	if got == want {
+		return nil
+	}
+	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
+	for i := range min(len(g), len(w)) {
+		if g[i] != w[i] {
+			return fmt.Errorf("line %d of %d (want %d):\n got %.300s\nwant %.300s", i, len(g), len(w), g[i], w[i])
+		}
+	}
+	return errors.New("one has more lines than the other")
+}
