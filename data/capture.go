@@ -2,6 +2,7 @@ package data
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -35,17 +36,17 @@ type captureSeq struct {
 	batches   []captureBatch
 	sequence  *schemas.Sequence
 	faults    []schemas.Fault
-	bad       []nonFinite // by state
+	bad       []nonFinite     // by state
+	rounded   []RoundingError // by state
 	hashes    []*xxhash.Digest
 	bytes     int64
 	streamSeq uint64
 	digest    string
 }
 
-// captureBatch is one retained record: for each state its raw rows and their
-// norms.
+// captureBatch is one record: for each state its raw rows and their norms.
 type captureBatch struct {
-	rec    arrow.Record
+	rec    arrow.Record // that the rows are views of, retained; nil when they were rounded
 	rows   int
 	states [][]byte
 	norms  [][]float32
@@ -59,7 +60,9 @@ type nonFinite struct {
 
 func (s *captureSeq) release() {
 	for _, b := range s.batches {
-		b.rec.Release()
+		if b.rec != nil {
+			b.rec.Release()
+		}
 	}
 	s.batches = nil
 }
@@ -95,7 +98,7 @@ func (s *CaptureSink) write(seq string, rec arrow.Record) error {
 	}
 	q := s.open[seq]
 	if q == nil {
-		q = &captureSeq{id: seq, bad: make([]nonFinite, len(s.run.States))}
+		q = &captureSeq{id: seq, bad: make([]nonFinite, len(s.run.States)), rounded: s.run.noErrors()}
 		for range s.run.States {
 			q.hashes = append(q.hashes, xxhash.New())
 		}
@@ -140,6 +143,12 @@ func (s *CaptureSink) writeCapture(q *captureSeq, rec arrow.Record) error {
 			break
 		}
 	}
+	if s.run.Rounding != Lossless {
+		for i, raw := range c.States {
+			c.States[i] = s.run.Rounding.round(c.Spec.DType, c.Spec.Hidden, raw, &q.rounded[i])
+		}
+		rec = nil
+	}
 	b := captureBatch{rec: rec, rows: len(c.Tokens), states: c.States, norms: make([][]float32, len(c.States))}
 	width := c.Spec.Hidden * c.Spec.DType.Size()
 	for i, raw := range c.States {
@@ -153,7 +162,9 @@ func (s *CaptureSink) writeCapture(q *captureSeq, rec arrow.Record) error {
 		q.bytes += int64(len(raw))
 	}
 	q.tokens = append(q.tokens, c.Tokens...)
-	rec.Retain()
+	if rec != nil {
+		rec.Retain()
+	}
 	q.batches = append(q.batches, b)
 	return nil
 }
@@ -338,7 +349,11 @@ func (s *CaptureSink) commit(ctx context.Context) (err error) {
 			s.discard(parts)
 		}
 	}()
-	p, err := s.writeStates(ctx, paths[0], sp, list)
+	rounded := s.run.noErrors()
+	for _, q := range s.ended {
+		addErrors(rounded, q.rounded)
+	}
+	p, err := s.writeStates(ctx, paths[0], sp, list, rounded)
 	if err != nil {
 		return err
 	}
@@ -356,8 +371,8 @@ func (s *CaptureSink) commit(ctx context.Context) (err error) {
 
 // writeStates writes state after state, and within a state sequence after
 // sequence. A row group never holds two states.
-func (s *CaptureSink) writeStates(ctx context.Context, path string, sp span, list []storedSeq) (part, error) {
-	f, err := s.statesFooter(sp, list)
+func (s *CaptureSink) writeStates(ctx context.Context, path string, sp span, list []storedSeq, rounded []RoundingError) (part, error) {
+	f, err := s.statesFooter(sp, list, rounded)
 	if err != nil {
 		return part{}, err
 	}
@@ -381,7 +396,7 @@ func (s *CaptureSink) writeStates(ctx context.Context, path string, sp span, lis
 }
 
 // statesFooter is what a file of the table states says.
-func (s *sink) statesFooter(sp span, list []storedSeq) (footer, error) {
+func (s *sink) statesFooter(sp span, list []storedSeq, rounded []RoundingError) (footer, error) {
 	f, err := newFooter[schemas.State](schemas.TableStates, s.run.Name, "", s.shard, s.cfg, sp, list)
 	if err != nil {
 		return nil, err
@@ -390,6 +405,13 @@ func (s *sink) statesFooter(sp span, list []storedSeq) (footer, error) {
 	f[keyHidden] = strconv.Itoa(s.run.Hidden)
 	f[keyLayers] = strconv.Itoa(s.run.Layers)
 	f[keyStates] = strings.Trim(strings.Join(strings.Fields(fmt.Sprint(s.run.States)), ","), "[]")
+	if s.run.Rounding != Lossless {
+		b, err := json.Marshal(rounded)
+		if err != nil {
+			return nil, fmt.Errorf("encoding the rounding errors: %w", err)
+		}
+		f[keyEncoding], f[keyRounding] = string(s.run.Rounding), string(b)
+	}
 	return f, nil
 }
 

@@ -238,10 +238,7 @@ func (d *Dataset) compactBatch(ctx context.Context, run string, old []oldGroup) 
 // spliceStates writes the states of old groups into one file, state after
 // state, and within a state group after group.
 func (s *sink) spliceStates(ctx context.Context, path string, sp span, list []storedSeq, old []oldGroup) (part, error) {
-	f, err := s.statesFooter(sp, list)
-	if err != nil {
-		return part{}, err
-	}
+	rounded := s.run.noErrors()
 	var sources []*openedPart
 	defer func() {
 		for _, o := range sources {
@@ -257,6 +254,18 @@ func (s *sink) spliceStates(ctx context.Context, path string, sp span, list []st
 		if err := o.verifyBody(); err != nil {
 			return part{}, err
 		}
+		if s.run.Rounding == Lossless {
+			continue
+		}
+		lost, err := o.roundingErrors(s.run.States)
+		if err != nil {
+			return part{}, err
+		}
+		addErrors(rounded, lost)
+	}
+	f, err := s.statesFooter(sp, list, rounded)
+	if err != nil {
+		return part{}, err
 	}
 	open := func(out io.Writer) (*statefile.Splicer, error) { return statefile.NewSplicer(out), nil }
 	return writePart(s.d.disk, path, f, open, func(w *statefile.Splicer) error {

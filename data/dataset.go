@@ -51,6 +51,7 @@ type Run struct {
 	Hidden        int               `json:"hidden"` // values in a state
 	FinalNorm     string            `json:"final_norm"`
 	DType         schemas.DType     `json:"dtype"`
+	Rounding      Rounding          `json:"states_encoding,omitempty"`
 	Engine        string            `json:"engine"`
 	EngineVersion string            `json:"engine_version"`
 	Fingerprints  Fingerprints      `json:"fingerprints"`
@@ -331,7 +332,7 @@ func checkName(name string) error {
 }
 
 func (r Run) validate() error {
-	errs := []error{checkName(r.Name)}
+	errs := []error{checkName(r.Name), r.Rounding.validate()}
 	if r.Hidden < 1 || r.Layers < 1 || r.DType.Size() == 0 || len(r.States) == 0 {
 		errs = append(errs, fmt.Errorf("%d states of %d values in dtype %q, %d layers: each must be given", len(r.States), r.Hidden, r.DType, r.Layers))
 	}
@@ -360,6 +361,7 @@ func (r Run) difference(other Run) string {
 		pair{"layers", r.Layers, other.Layers},
 		pair{"hidden", r.Hidden, other.Hidden},
 		pair{"dtype", r.DType, other.DType},
+		pair{"states encoding", r.Rounding, other.Rounding},
 		pair{"final norm", r.FinalNorm, other.FinalNorm},
 		pair{"engine", r.Engine, other.Engine},
 		pair{"engine version", r.EngineVersion, other.EngineVersion},

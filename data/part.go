@@ -43,6 +43,8 @@ const (
 	keyHidden    = "draftscope.hidden"
 	keyLayers    = "draftscope.layers"
 	keyStates    = "draftscope.states"
+	keyEncoding  = "draftscope.states_encoding"
+	keyRounding  = "draftscope.rounding_error"
 )
 
 // storedSeq names a sequence and the digest of all that is stored of it.

@@ -1,6 +1,7 @@
 package data
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -41,6 +42,28 @@ func (d *Dataset) EachSequence(run string, visit func(schemas.Sequence, []schema
 				return err
 			}
 			tokens = tokens[n:]
+		}
+	}
+	return nil
+}
+
+// eachStates opens the states file of every commit group of a run in turn.
+func (d *Dataset) eachStates(run Run, visit func(*openedPart) error) error {
+	markers, err := d.captureMarkers(run.Name)
+	if err != nil {
+		return err
+	}
+	for _, marker := range markers {
+		g, ok := parseGroup(filepath.Base(marker))
+		if !ok {
+			return fmt.Errorf("reading %s: %w: not a name of ours; move it elsewhere", marker, ErrDamaged)
+		}
+		o, err := openPart(g.statesPath(d.dir, run.Name))
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(visit(o), o.Close()); err != nil {
+			return err
 		}
 	}
 	return nil
