@@ -25,10 +25,14 @@ import (
 // Config says what is measured. Shape and Dir are needed.
 type Config struct {
 	Shape  Shape
-	Bytes  int64        // through each stage that has a volume; 2 GB
-	Rounds int          // 3
-	Dir    string       // an existing folder on the disk to measure; about 1.8 times Bytes are used
-	Logger *slog.Logger // silent when nil
+	Bytes  int64 // through each stage that has a volume; 2 GB
+	Rounds int   // 3
+	// StreamBytes is how much a stream holds: 256 MiB. The server keeps in
+	// memory what was written in the last ten seconds and not purged yet, so
+	// this bounds memory as well as disk.
+	StreamBytes int64
+	Dir         string       // an existing folder on the disk to measure; about 1.8 times Bytes are used
+	Logger      *slog.Logger // silent when nil
 	// Progress hears of each step as it begins.
 	Progress func(step string)
 }
@@ -39,6 +43,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Rounds == 0 {
 		c.Rounds = 3
+	}
+	if c.StreamBytes == 0 {
+		c.StreamBytes = 256 << 20
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -64,6 +71,9 @@ func (c Config) Validate() error {
 	}
 	if c.Bytes < 1e6 || c.Bytes > 1e13 {
 		errs = append(errs, fmt.Errorf("%d bytes: want 1 MB to 10 TB", c.Bytes))
+	}
+	if len(errs) == 0 && c.StreamBytes < 4*int64(c.Shape.rows()*c.Shape.tokenBytes()*recordsPerSeq) {
+		errs = append(errs, fmt.Errorf("a stream of %d bytes: want room for four sequences of %d tokens", c.StreamBytes, recordsPerSeq*c.Shape.rows()))
 	}
 	if c.Rounds < 1 || c.Rounds > 1000 {
 		errs = append(errs, fmt.Errorf("%d rounds: want 1 to 1000", c.Rounds))

@@ -66,6 +66,7 @@ func TestWhatCannotBeMeasuredIsRefused(t *testing.T) {
 		"states": func(c *Config) { c.Shape.States = 1 },
 		"token":  func(c *Config) { c.Shape = Shape{Hidden: 1 << 16, States: 256} },
 		"bytes":  func(c *Config) { c.Bytes = -1 },
+		"stream": func(c *Config) { c.StreamBytes = 1 << 20 },
 		"rounds": func(c *Config) { c.Rounds = -1 },
 	} {
 		c := good
@@ -100,6 +101,8 @@ func TestRatiosAreTakenWithinARound(t *testing.T) {
 		"JetStream file over TCP / loopback":             0.2,
 		"the plane / its bound of processor time":        (0.8 + 0.08) / 2, // time does enter here: a slow round fell short of its own bound
 		"the plane / the plane with stock zstd":          4,
+
+		"processor time of stream and store alone / of the plane": 1,
 	}
 	for _, r := range ratios(samples, 2) {
 		if w, ok := want[r.Name]; ok && math.Abs(r.Value-w) > 1e-9 {

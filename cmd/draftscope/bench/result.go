@@ -110,6 +110,8 @@ func ratios(samples map[string][]sample, cores float64) []Ratio {
 		// work, each at the cost that it has alone.
 		out = append(out, newRatio("the plane / its bound of processor time", per(func(rate, cpu of) float64 {
 			return rate("plane") / (1000 * cores / (cpu("stream") + cpu("store")))
+		}), 0.75, false), newRatio("processor time of stream and store alone / of the plane", per(func(_, cpu of) float64 {
+			return (cpu("stream") + cpu("store")) / cpu("plane")
 		}), 0.75, false))
 	}
 	return append(out, newRatio("the plane / the plane with stock zstd", per(func(rate, _ of) float64 { return rate("plane") / rate("plane-stock") }), 2.3, false))

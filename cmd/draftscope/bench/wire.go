@@ -176,13 +176,12 @@ func (s *source) Next(context.Context) (string, arrow.Record, bool, error) {
 	return seq, s.pool.closing(seq), true, nil
 }
 
-// through sends sequences through a pipeline. wait is called between opening
-// the session and running it, and again after the run: what starting and
-// deleting take is not measured.
+// through sends sequences through a pipeline. What starting the server and
+// deleting its streams take is not measured.
 func (b *bench) through(ctx context.Context, seqs int, url string, stage pipeline.NewStage, sink pipeline.NewSink) (n int64, err error) {
 	session, err := pipeline.Open(ctx, pipeline.Config{
 		Run: runName, URL: url, Dir: filepath.Join(b.work, "stream"),
-		CommitBytes: commitBytes, Keep: pipeline.KeepAlways, Logger: b.cfg.Logger,
+		CommitBytes: commitBytes, MaxBytes: b.cfg.StreamBytes, Keep: pipeline.KeepAlways, Logger: b.cfg.Logger,
 	})
 	if err != nil {
 		return 0, err
