@@ -88,7 +88,7 @@ func (r *reader) consumers(ctx context.Context) (names []string, floor uint64, e
 	for info := range list.Info() {
 		if strings.HasPrefix(info.Name, r.prefix()) {
 			names = append(names, info.Name)
-			floor = max(floor, info.AckFloor.Stream)
+			floor = max(floor, floorOf(info))
 		}
 	}
 	return names, floor, list.Err()
@@ -166,7 +166,7 @@ func outage(err error) bool {
 	return errors.Is(err, nats.ErrNoResponders) || errors.Is(err, nats.ErrTimeout) || errors.Is(err, nats.ErrDisconnected) ||
 		errors.Is(err, nats.ErrReconnectBufExceeded) || errors.Is(err, nats.ErrConnectionReconnecting) ||
 		errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, jetstream.ErrNoHeartbeat) ||
-		errors.Is(err, jetstream.ErrServerShutdown) || errors.Is(err, context.DeadlineExceeded)
+		errors.Is(err, jetstream.ErrServerShutdown) || apiCode(err) == codeClusterNotAvail || errors.Is(err, context.DeadlineExceeded)
 }
 
 // follow handles the consumer's messages as they come.

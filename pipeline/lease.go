@@ -35,7 +35,15 @@ type leases struct {
 	timeout time.Duration // of a request
 }
 
-func (s *Session) openLeases(ctx context.Context, id string) (*leases, error) {
+func (s *Session) openLeases(ctx context.Context, id string) (book *leases, err error) {
+	err = s.patiently(ctx, func(ctx context.Context) error {
+		book, err = s.findLeases(ctx, id)
+		return err
+	})
+	return book, err
+}
+
+func (s *Session) findLeases(ctx context.Context, id string) (*leases, error) {
 	kv, err := openBucket(ctx, s.js, jetstream.KeyValueConfig{
 		Bucket: leaseBucket, Description: "who works on which partition of which run", Replicas: s.cfg.Replicas,
 		LimitMarkerTTL: time.Second, // allows keys their own TTL

@@ -65,7 +65,15 @@ func unescapeToken(s string) string {
 }
 
 // describe leaves a note unless there is one, and returns the one in force.
-func (s *Session) describe(ctx context.Context, key string, about []byte) ([]byte, error) {
+func (s *Session) describe(ctx context.Context, key string, about []byte) (inForce []byte, err error) {
+	err = s.patiently(ctx, func(ctx context.Context) error {
+		inForce, err = s.leave(ctx, key, about)
+		return err
+	})
+	return inForce, err
+}
+
+func (s *Session) leave(ctx context.Context, key string, about []byte) ([]byte, error) {
 	kv, err := s.notes(ctx)
 	if err != nil {
 		return nil, err
@@ -97,7 +105,15 @@ func (s *Session) DescribeGroup(ctx context.Context, group string, about []byte)
 }
 
 // RunDescription is what DescribeRun was given; nil when no process has said.
-func (s *Session) RunDescription(ctx context.Context) ([]byte, error) {
+func (s *Session) RunDescription(ctx context.Context) (about []byte, err error) {
+	err = s.patiently(ctx, func(ctx context.Context) error {
+		about, err = s.runDescription(ctx)
+		return err
+	})
+	return about, err
+}
+
+func (s *Session) runDescription(ctx context.Context) ([]byte, error) {
 	kv, err := s.notes(ctx)
 	if err != nil {
 		return nil, err
@@ -116,7 +132,7 @@ func (s *Session) RunDescription(ctx context.Context) ([]byte, error) {
 // told to drain before.
 func (s *Session) AwaitDescription(ctx context.Context) (bool, error) {
 	for {
-		about, err := s.RunDescription(ctx)
+		about, err := s.runDescription(ctx)
 		if about != nil || err != nil && !outage(err) {
 			return err == nil, err
 		}

@@ -154,9 +154,7 @@ func connect(ctx context.Context, cfg Config, srv *server.Server, reconnected fu
 	}
 	js, err := jetstream.New(nc, jetstream.WithPublishAsyncTimeout(10*time.Second), jetstream.WithDefaultTimeout(cfg.ConnectTimeout))
 	if err == nil {
-		ask, cancel := context.WithTimeout(ctx, cfg.ConnectTimeout)
-		_, err = js.AccountInfo(ask)
-		cancel()
+		err = askJetStream(ctx, cfg, nc, js)
 	}
 	switch {
 	case err == nil:
@@ -168,6 +166,21 @@ func connect(ctx context.Context, cfg Config, srv *server.Server, reconnected fu
 	}
 	nc.Close()
 	return nil, nil, err
+}
+
+// askJetStream makes sure that JetStream answers. A cluster that is electing
+// its leader is given time.
+func askJetStream(ctx context.Context, cfg Config, nc *nats.Conn, js jetstream.JetStream) error {
+	for start := time.Now(); ; {
+		ask, cancel := context.WithTimeout(ctx, cfg.ConnectTimeout)
+		_, err := js.AccountInfo(ask)
+		cancel()
+		electing := nc.ConnectedClusterName() != "" && (errors.Is(err, context.DeadlineExceeded) || apiCode(err) == codeClusterNotAvail)
+		if !electing || ctx.Err() != nil || time.Since(start) > cfg.OutageTimeout {
+			return err
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
 }
 
 // dial connects within the timeout, which nats.Connect alone does not promise

@@ -91,6 +91,21 @@ func (s *Session) outage() time.Duration {
 	return 0
 }
 
+// patiently calls ask again while the server is away, or a cluster elects.
+func (s *Session) patiently(ctx context.Context, ask func(context.Context) error) error {
+	for start := time.Now(); ; {
+		err := ask(ctx)
+		if err == nil || !outage(err) || ctx.Err() != nil || time.Since(start) > s.cfg.OutageTimeout {
+			return err
+		}
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
 // reconnected returns a channel that the next reconnect closes.
 func (s *Session) reconnected() <-chan struct{} {
 	s.mu.Lock()

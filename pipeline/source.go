@@ -28,11 +28,14 @@ func (s *Session) Publish(ctx context.Context, src Source) (Summary, error) {
 }
 
 func (v *invocation) publishAll(ctx context.Context, src Source) (drained bool, err error) {
-	if v.partitions, err = openStreams(ctx, v.js, v.cfg, []string{CaptureStream}); err != nil {
-		return false, err
-	}
 	to := v.route(CaptureStream)
-	out, err := newPublisher(ctx, v.cfg, to, v.nc, v.js)
+	var out *publisher
+	err = v.patiently(ctx, func(ctx context.Context) (err error) {
+		if v.partitions, err = openStreams(ctx, v.js, v.cfg, []string{CaptureStream}); err == nil {
+			out, err = newPublisher(ctx, v.cfg, to, v.nc, v.js)
+		}
+		return err
+	})
 	if err != nil {
 		return false, err
 	}
@@ -71,7 +74,15 @@ func (v *invocation) publishAll(ctx context.Context, src Source) (drained bool, 
 // Published lists the sequences that the capture stream holds or has held
 // since its last purge, whole, with the partition of each. It reads headers
 // only.
-func (s *Session) Published(ctx context.Context) (map[string]int, error) {
+func (s *Session) Published(ctx context.Context) (whole map[string]int, err error) {
+	err = s.patiently(ctx, func(ctx context.Context) error {
+		whole, err = s.published(ctx)
+		return err
+	})
+	return whole, err
+}
+
+func (s *Session) published(ctx context.Context) (map[string]int, error) {
 	whole := map[string]int{}
 	stream, err := s.js.Stream(ctx, StreamName(s.cfg.Run, CaptureStream))
 	if err != nil {

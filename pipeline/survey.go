@@ -90,7 +90,7 @@ func (s *Session) Survey(ctx context.Context) (Survey, error) {
 			role, group, _ := strings.Cut(at.role, "-")
 			one.Readers = append(one.Readers, ReaderSurvey{
 				Role: role, Group: unescapeToken(group), Partition: at.partition,
-				Lag: c.NumPending + uint64(c.NumAckPending), Floor: c.AckFloor.Stream,
+				Lag: c.NumPending + uint64(c.NumAckPending), Floor: floorOf(c),
 			})
 		}
 		if err := list.Err(); err != nil {

@@ -110,7 +110,18 @@ func (c *crew) run(ctx context.Context) error {
 	tick := time.NewTicker(c.cfg.LeaseTTL / 20)
 	defer tick.Stop()
 	drain, draining := c.cfg.Drain, false
-	for n := 0; ; n++ {
+	// The question whether the run is over may take longer than a lease.
+	over := make(chan error, 1)
+	if c.cfg.Once {
+		asking, stop := context.WithCancel(ctx)
+		asked := make(chan struct{})
+		go func() {
+			defer close(asked)
+			over <- c.untilDrafted(asking)
+		}()
+		defer func() { stop(); <-asked }()
+	}
+	for {
 		c.renew(ctx)
 		if err := c.collect(ctx); err != nil {
 			return err
@@ -124,18 +135,31 @@ func (c *crew) run(ctx context.Context) error {
 			}
 		} else {
 			c.balance(ctx)
-			if c.cfg.Once && n%4 == 0 {
-				done, err := c.Drafted(ctx, c.group)
-				if err != nil && !outage(err) && ctx.Err() == nil {
-					return err
-				}
-				draining = done
-			}
 		}
 		select {
 		case <-tick.C:
 		case <-drain:
 			drain, draining = nil, true
+		case err := <-over:
+			if err != nil {
+				return err
+			}
+			draining = true
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// untilDrafted returns once the group is through.
+func (c *crew) untilDrafted(ctx context.Context) error {
+	for {
+		done, err := c.Drafted(ctx, c.group)
+		if done || err != nil && !outage(err) {
+			return err
+		}
+		select {
+		case <-time.After(200 * time.Millisecond):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -378,13 +402,20 @@ type roleAt struct {
 	partition int
 }
 
+// floorOf is up to where a consumer has everything acknowledged. A replicated
+// one may not know any more, before its first ack, that it began behind what
+// an earlier one had.
+func floorOf(info *jetstream.ConsumerInfo) uint64 {
+	return max(info.AckFloor.Stream, max(info.Config.OptStartSeq, 1)-1)
+}
+
 // consumerFloors lists how far each reader of a stream has acknowledged.
 func consumerFloors(ctx context.Context, stream jetstream.Stream) (map[roleAt]uint64, error) {
 	floors := map[roleAt]uint64{}
 	list := stream.ListConsumers(ctx)
 	for info := range list.Info() {
 		if at, ok := parseConsumer(info.Name); ok {
-			floors[at] = max(floors[at], info.AckFloor.Stream)
+			floors[at] = max(floors[at], floorOf(info))
 		}
 	}
 	return floors, list.Err()

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -245,11 +246,11 @@ var (
 )
 
 // undisturbed is what one process makes of the light run.
-func undisturbed(t *testing.T, dir string) string {
+func undisturbed(t *testing.T, dir string, more ...string) string {
 	t.Helper()
 	out := filepath.Join(dir, "undisturbed")
 	var stdout, stderr bytes.Buffer
-	args := append(append([]string{"run", "--out", out}, fleetCapture...), fleetDraft...)
+	args := slices.Concat([]string{"run", "--out", out}, fleetCapture, fleetDraft, more)
 	if code := run(context.Background(), args, &stdout, &stderr); code != exitOK {
 		t.Fatalf("exit %d: %s", code, stderr.String())
 	}

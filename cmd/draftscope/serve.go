@@ -54,7 +54,8 @@ type storeJob struct {
 	server *pipeline.Server
 	once   bool
 	groups int
-	only   string // the run to store; empty for all
+	idle   time.Duration // how long a quiet sink waits before it writes
+	only   string        // the run to store; empty for all
 	mon    *monitor
 
 	mu       sync.Mutex
@@ -110,6 +111,7 @@ func newStoreJob(name, help string, out streams) (*storeJob, *flag.FlagSet) {
 	flags.StringVar(&s.nats, "nats", "", "the JetStream server's `URL`")
 	flags.IntVar(&s.replicas, "replicas", 0, "copies that a cluster of servers keeps of what is noted here, `N`")
 	s.readerFlags(flags)
+	flags.DurationVar(&s.idle, "commit-idle", commitIdle, "write what there is when nothing has come for `D`; shorter makes more and smaller files")
 	flags.StringVar(&s.streamFlags.http, "http", "", "serve /metrics for Prometheus and a status page at `HOST:PORT`")
 	return s, flags
 }
@@ -182,7 +184,7 @@ func (s *storeJob) conclude(runs []string) error {
 func (s *storeJob) session(run string) pipeline.Config {
 	return pipeline.Config{
 		Run: run, URL: s.nats, Server: s.server, Replicas: s.replicas, Once: s.once, Groups: s.groups, Drain: s.drain,
-		AckWait: s.ackWait, LeaseTTL: s.lease, CommitIdle: commitIdle, Logger: s.log, OnCommit: s.mon.committed,
+		AckWait: s.ackWait, LeaseTTL: s.lease, CommitIdle: s.idle, Logger: s.log, OnCommit: s.mon.committed,
 		OnFault: func(f pipeline.Fault) {
 			err := s.ds.AddFaults(run, []schemas.Fault{{
 				SeqID: f.Seq, Chunk: int32(f.Chunk), Check: f.Check, Detail: f.Stream + ": " + f.Detail, At: time.Now().UTC(),
