@@ -42,6 +42,7 @@ func (s *Session) Store(ctx context.Context, newSink func(Origin) (Sink, error))
 	}
 	v := s.begin()
 	for {
+		v = s.invocation(v.progress) // its name is in the consumers' names
 		held, err := s.turn(ctx, book)
 		if held == nil || err != nil {
 			return err
