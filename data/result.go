@@ -129,11 +129,13 @@ func take[T any](rec arrow.Record, seq string, dst *[]T, id func(T) string) erro
 }
 
 // End says that a sequence is complete for every drafter of which records
-// came; streamSeq is the stream's number of its last message.
+// came; streamSeq is the stream's number of its last message. A sequence of
+// which no record came has nothing to store: its capture was a fault, or no
+// drafter had anything to say about it.
 func (s *ResultSink) End(ctx context.Context, seq string, streamSeq uint64) error {
 	q := s.open[seq]
 	if q == nil {
-		return fmt.Errorf("storing results of sequence %s: %w: it ended and no record of it came", seq, ErrRecord)
+		return nil
 	}
 	delete(s.open, seq)
 	for _, f := range q.faults {

@@ -237,6 +237,25 @@ func TestAFaultOfTheSequenceSetsAllDraftersAside(t *testing.T) {
 	}
 }
 
+func TestASequenceWithoutAnyResultEndsAndTheOthersAreStored(t *testing.T) {
+	d := resultDataset(t)
+	s := mustResultSink(t, d)
+	feed(t, s, "p0", 1, sampleResults("p0", "good").records(checked(t), "r1"))
+	if err := s.End(t.Context(), "p1", 2); err != nil {
+		t.Fatalf("a sequence that ended without a record: %v", err)
+	}
+	feed(t, s, "p2", 3, sampleResults("p2", "good").records(checked(t), "r1"))
+	if err := s.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Counts(); got != (Counts{Stored: 2}) {
+		t.Errorf("counts %+v, want 2 stored and nothing else", got)
+	}
+	if got := sorted(mustScored(t, d, "good")); fmt.Sprint(got) != "[p0 p2]" {
+		t.Errorf("scored %v, want p0 and p2", got)
+	}
+}
+
 func mustScored(t *testing.T, d *Dataset, drafter string) map[string]string {
 	t.Helper()
 	m, err := d.Scored("r1", drafter)
