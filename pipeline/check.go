@@ -29,19 +29,25 @@ type batchParts struct{ nodes, buffers int }
 // children's.
 func (p *batchParts) add(t arrow.DataType) {
 	p.nodes++
+	n, fields := layout(t)
+	p.buffers += n
+	p.addFields(fields)
+}
+
+// layout is how many buffers an array of type t has of its own, the one that
+// says which values are there first, and its children.
+func layout(t arrow.DataType) (buffers int, children []arrow.Field) {
 	switch t := t.(type) {
 	case *arrow.NullType:
+		return 0, nil
 	case *arrow.StringType, *arrow.BinaryType, *arrow.LargeStringType, *arrow.LargeBinaryType:
-		p.buffers += 3
+		return 3, nil
 	case *arrow.FixedSizeListType, *arrow.StructType:
-		p.buffers++
-		p.addFields(t.(arrow.NestedType).Fields())
+		return 1, t.(arrow.NestedType).Fields()
 	case arrow.NestedType:
-		p.buffers += 2
-		p.addFields(t.Fields())
-	default:
-		p.buffers += 2
+		return 2, t.Fields()
 	}
+	return 2, nil
 }
 
 func (p *batchParts) addFields(fields []arrow.Field) {
@@ -222,10 +228,7 @@ func checkArray(d arrow.ArrayData, limit, depth int) error {
 		}
 		return bufs[i].Len()
 	}
-	if d.NullN() > 0 && size(0) < (n+7)/8 {
-		return errBounds
-	}
-	if d.DataType().ID() != arrow.NULL && size(0) > 0 && size(0) < (n+7)/8 {
+	if d.DataType().ID() != arrow.NULL && (d.NullN() > 0 || size(0) > 0) && size(0) < (n+7)/8 {
 		return errBounds
 	}
 	kids := d.Children()

@@ -13,12 +13,12 @@ import (
 )
 
 // decoder turns payloads into records whose buffers are the payload's own
-// bytes: nothing is copied, and a record keeps its message in memory for as
-// long as it lives. It belongs to one goroutine.
+// bytes: nothing is copied but buffers that do not start on eight bytes, which
+// a message's do. A record keeps its message in memory for as long as it
+// lives. It belongs to one goroutine.
 //
-// Arrow's reader would copy every buffer once or twice. It is used where a
-// copy is needed, for bytes of the other endianness and for buffers that do
-// not start on eight bytes, and it is what the tests hold the rest against.
+// Arrow's reader would copy every buffer once or twice. It reads the schemas
+// here, and is what the tests hold the rest against.
 type decoder struct {
 	mem   memory.Allocator
 	known map[string]knownSchema // by the bytes of the schema message
@@ -81,10 +81,7 @@ func (d *decoder) record(h header, data []byte) (rec arrow.Record, err error) {
 	case b.rows != h.rows || h.rows > limit:
 		return nil, fmt.Errorf("%w: %d rows, its header says %d", ErrFrame, b.rows, h.rows)
 	}
-	if !known.schema.IsNativeEndian() || !b.aligned() {
-		return d.copied(known.schema, h.rows, limit, data)
-	}
-	l := loader{batch: b}
+	l := newLoader(b)
 	cols := make([]arrow.Array, known.schema.NumFields())
 	for i := range cols {
 		f := known.schema.Field(i)
@@ -118,7 +115,7 @@ func (d *decoder) schema(data []byte) (known knownSchema, rest []byte, err error
 		return known, nil, err
 	}
 	message := data[:len(data)-len(rest)]
-	r, err := ipc.NewReader(bytes.NewReader(message), ipc.WithAllocator(d.mem))
+	r, err := ipc.NewReader(bytes.NewReader(message), ipc.WithAllocator(d.mem), ipc.WithEnsureNativeEndian(false))
 	if err != nil {
 		return known, nil, fmt.Errorf("%w: %w", ErrFrame, err)
 	}
@@ -126,6 +123,9 @@ func (d *decoder) schema(data []byte) (known knownSchema, rest []byte, err error
 	known.schema = r.Schema()
 	if err := carries(known.schema); err != nil {
 		return known, nil, fmt.Errorf("%w: %w", ErrFrame, err)
+	}
+	if !known.schema.IsNativeEndian() {
+		return known, nil, fmt.Errorf("%w: its values are %s", ErrFrame, known.schema.Endianness())
 	}
 	known.fingerprint = fingerprint(known.schema)
 	known.parts.addFields(known.schema.Fields())
@@ -149,86 +149,53 @@ func checkColumn(name string, data arrow.ArrayData, rows, limit int64) error {
 	return nil
 }
 
-// copied reads a payload with Arrow's own reader, into new memory.
-func (d *decoder) copied(schema *arrow.Schema, rows, limit int64, data []byte) (arrow.Record, error) {
-	r, err := ipc.NewReader(bytes.NewReader(data), ipc.WithAllocator(d.mem))
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrFrame, err)
-	}
-	defer r.Release()
-	if !r.Next() {
-		return nil, fmt.Errorf("%w: no record batch: %w", ErrFrame, r.Err())
-	}
-	rec := r.Record()
-	for i, c := range rec.Columns() {
-		if err := checkColumn(schema.Field(i).Name, c.Data(), rows, limit); err != nil {
-			return nil, err
-		}
-	}
-	rec.Retain()
-	return rec, nil
-}
-
 // loader takes the arrays of a checked batch in the order in which it lists
 // them: a column's own, then its children's. It panics where the list is too
 // short, which the comparison of [batchParts] rules out.
 type loader struct {
 	batch        batch
 	node, buffer int
+	space        []memory.Buffer // one for each buffer: a single allocation
+	list         []*memory.Buffer
+}
+
+func newLoader(b batch) *loader {
+	return &loader{batch: b, space: make([]memory.Buffer, b.parts.buffers), list: make([]*memory.Buffer, b.parts.buffers)}
 }
 
 // array takes one column of type t. The caller releases it.
 func (l *loader) array(t arrow.DataType) arrow.ArrayData {
 	rows, nulls := l.batch.node(l.node)
 	l.node++
-	if t.ID() == arrow.NULL {
-		return array.NewData(arrow.Null, rows, nil, nil, nulls, 0)
-	}
-	buffers := []*memory.Buffer{nil}
-	if nulls != 0 {
-		buffers[0] = l.next()
-	} else {
+	n, fields := layout(t)
+	from := l.buffer
+	for i := range n {
+		if i > 0 || nulls != 0 { // the first says which values are there
+			l.list[l.buffer] = l.next()
+		}
 		l.buffer++
 	}
 	var kids []arrow.ArrayData
-	switch t := t.(type) {
-	case *arrow.StringType, *arrow.BinaryType, *arrow.LargeStringType, *arrow.LargeBinaryType:
-		buffers = append(buffers, l.next(), l.next())
-	case *arrow.FixedSizeListType, *arrow.StructType:
-		for _, f := range t.(arrow.NestedType).Fields() {
-			kids = append(kids, l.array(f.Type))
-		}
-	case arrow.NestedType:
-		buffers = append(buffers, l.next())
-		for _, f := range t.Fields() {
-			kids = append(kids, l.array(f.Type))
-		}
-	default:
-		buffers = append(buffers, l.next())
+	for _, f := range fields {
+		kids = append(kids, l.array(f.Type))
 	}
-	data := array.NewData(t, rows, buffers, kids, nulls, 0)
+	data := array.NewData(t, rows, l.list[from:from+n:from+n], kids, nulls, 0)
 	for _, k := range kids {
 		k.Release()
 	}
 	return data
 }
 
-// next wraps the next buffer of the body.
+// next wraps the next buffer of the body. Values of any type may be read where
+// they lie if that is on eight bytes; others move.
 func (l *loader) next() *memory.Buffer {
-	b := l.batch.buffer(l.buffer)
-	l.buffer++
-	return memory.NewBufferBytes(b)
-}
-
-// aligned says that values of any type may be read where they lie.
-func (b *batch) aligned() bool {
-	if uintptr(unsafe.Pointer(unsafe.SliceData(b.body)))%8 != 0 {
-		return false
+	data := l.batch.buffer(l.buffer)
+	if uintptr(unsafe.Pointer(unsafe.SliceData(data)))%8 != 0 {
+		moved := make([]byte, len(data), max(len(data), 16)) // less than 16 may start anywhere
+		copy(moved, data)
+		data = moved
 	}
-	for i := range b.parts.buffers {
-		if b.offset(i)%8 != 0 {
-			return false
-		}
-	}
-	return true
+	b := &l.space[l.buffer]
+	b.Reset(data)
+	return b
 }

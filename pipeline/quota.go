@@ -53,7 +53,7 @@ func (q *quota) wait(ctx context.Context, o *outSeq, size int64) error {
 			return err
 		}
 		select {
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(5 * time.Millisecond):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -63,12 +63,16 @@ func (q *quota) wait(ctx context.Context, o *outSeq, size int64) error {
 func (q *quota) take(ctx context.Context, o *outSeq, size int64) (bool, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.used+size > q.limit/2 && time.Since(q.asked) > 100*time.Millisecond {
+	full := q.limit / 10 * 7
+	patience := 100 * time.Millisecond
+	if q.used+size > full && q.floors == nil {
+		patience = 10 * time.Millisecond // somebody is waiting
+	}
+	if q.used+size > q.limit/2 && time.Since(q.asked) > patience {
 		if err := q.reclaimLocked(ctx); err != nil {
 			return false, err
 		}
 	}
-	full := q.limit / 10 * 7
 	if q.open+size > full {
 		return false, fmt.Errorf("%w: sequences in progress need more than 70 %% of the %d bytes of stream %s; allow it more", ErrSequenceTooLarge, q.limit, q.route.name())
 	}

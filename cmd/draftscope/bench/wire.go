@@ -277,7 +277,13 @@ func dropping(string, int) (pipeline.Sink, error) { return &dropSink{}, nil }
 type dropSink struct{ pending int64 }
 
 func (d *dropSink) Write(_ context.Context, _ string, rec arrow.Record) error {
-	d.pending += rec.NumRows() * 1024
+	for _, c := range rec.Columns() {
+		for _, b := range c.Data().Buffers() {
+			if b != nil {
+				d.pending += int64(b.Len())
+			}
+		}
+	}
 	return nil
 }
 func (d *dropSink) End(context.Context, string, uint64) error { return nil }
