@@ -166,7 +166,7 @@ func outage(err error) bool {
 	return errors.Is(err, nats.ErrNoResponders) || errors.Is(err, nats.ErrTimeout) || errors.Is(err, nats.ErrDisconnected) ||
 		errors.Is(err, nats.ErrReconnectBufExceeded) || errors.Is(err, nats.ErrConnectionReconnecting) ||
 		errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, jetstream.ErrNoHeartbeat) ||
-		errors.Is(err, jetstream.ErrServerShutdown) || apiCode(err) == codeClusterNotAvail || errors.Is(err, context.DeadlineExceeded)
+		errors.Is(err, jetstream.ErrServerShutdown) || errors.Is(err, jetstream.ErrConsumerLeadershipChanged) || apiCode(err) == codeClusterNotAvail || errors.Is(err, context.DeadlineExceeded)
 }
 
 // follow handles the consumer's messages as they come.
@@ -178,7 +178,7 @@ func (r *reader) follow(ctx context.Context, consumer jetstream.Consumer, lost <
 	go func() { pulled <- pull(pulling, consumer, msgs) }()
 	defer func() {
 		stop()
-		_ = <-pulled // it was told to stop
+		<-pulled // it was told to stop
 	}()
 	idle := time.NewTimer(r.run.cfg.CommitIdle)
 	defer idle.Stop()

@@ -80,7 +80,7 @@ func (v *invocation) feed(ctx context.Context, src Source, out *publisher) (drai
 		return false, fmt.Errorf("%w: it ended in the middle of sequence %q", ErrOrder, open.seq)
 	}
 	for p, n := range ended {
-		if err := out.control(ctx, kindEndOfRun, v.nonce, p, n, nil); err != nil {
+		if err := out.control(ctx, kindEndOfRun, v.nonce, p, n); err != nil {
 			return false, err
 		}
 	}

@@ -131,8 +131,8 @@ func (p *publisher) abandon(o *outSeq) {
 }
 
 // control publishes a message about the invocation itself.
-func (p *publisher) control(ctx context.Context, k kind, nonce string, partition int, count int64, onStore func()) error {
-	e := &outgoing{kind: k, subject: p.route.subject(partition), attempt: nonce, count: count, part: partition, onStore: onStore}
+func (p *publisher) control(ctx context.Context, k kind, nonce string, partition int, count int64) error {
+	e := &outgoing{kind: k, subject: p.route.subject(partition), attempt: nonce, count: count, part: partition}
 	if err := p.put(ctx, e); err != nil {
 		return fmt.Errorf("publishing the %s marker to %s: %w", k, p.route.stream, err)
 	}

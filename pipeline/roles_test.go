@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -64,7 +65,7 @@ func group(t *testing.T, s *Session, name string) {
 
 func TestRolesInSeparateSessionsDoWhatOneProcessDoes(t *testing.T) {
 	for _, workers := range []int{1, 2, 4} {
-		t.Run(fmt.Sprint(workers), func(t *testing.T) {
+		t.Run(strconv.Itoa(workers), func(t *testing.T) {
 			mem := checked(t)
 			srv := external(t, server.Options{JetStream: true, StoreDir: t.TempDir()})
 			cfg := roleConfig(srv.ClientURL())

@@ -186,7 +186,7 @@ func (v *invocation) work(ctx context.Context, src Source, publishers map[string
 		// left unfinished there can be let go of.
 		for name, p := range publishers {
 			for i := range v.partitions {
-				if err := p.control(ctx, kindBegin, v.nonce, i, 0, nil); err != nil {
+				if err := p.control(ctx, kindBegin, v.nonce, i, 0); err != nil {
 					return fmt.Errorf("opening %s: %w", name, err)
 				}
 			}

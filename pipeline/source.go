@@ -59,7 +59,7 @@ func (v *invocation) publishAll(ctx context.Context, src Source) (drained bool, 
 	g.Go(func() error {
 		defer close(done)
 		for p := range v.partitions {
-			if err := out.control(ctx, kindBegin, v.nonce, p, 0, nil); err != nil {
+			if err := out.control(ctx, kindBegin, v.nonce, p, 0); err != nil {
 				return err
 			}
 		}

@@ -66,7 +66,7 @@ func (h *stageHandler) settle(ctx context.Context) error { return h.results.flus
 
 // finish passes the end of the run on.
 func (h *stageHandler) finish(ctx context.Context, _ string, _, _ int64) error {
-	if err := h.results.control(ctx, kindEndOfRun, h.run.nonce, h.partition, h.sent, nil); err != nil {
+	if err := h.results.control(ctx, kindEndOfRun, h.run.nonce, h.partition, h.sent); err != nil {
 		return err
 	}
 	return h.results.flush(ctx)

@@ -358,7 +358,7 @@ func (c *crew) work(ctx context.Context, stop <-chan struct{}, partition int, st
 	g.Go(func() error { return v.watch(ctx, done, func() []*reader { return []*reader{r} }) })
 	g.Go(func() error {
 		defer close(done)
-		if err := results.control(ctx, kindBegin, v.nonce, partition, 0, nil); err != nil {
+		if err := results.control(ctx, kindBegin, v.nonce, partition, 0); err != nil {
 			return err
 		}
 		return r.read(ctx)

@@ -1,13 +1,14 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
 	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -205,23 +206,27 @@ func readable(dir string, stop <-chan struct{}) (files int, err error) {
 			done = true
 		case <-time.After(50 * time.Millisecond):
 		}
-		_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, werr error) error {
-			if werr != nil || d.IsDir() || !strings.HasSuffix(path, ".parquet") || seen[path] {
-				return nil // a folder may go while it is listed
+		paths, gerr := filepath.Glob(filepath.Join(dir, "*", "*", "*", "*.parquet"))
+		flat, ferr := filepath.Glob(filepath.Join(dir, "*", "*", "*.parquet"))
+		if err = errors.Join(err, gerr, ferr); err != nil {
+			return len(seen), err
+		}
+		for _, path := range append(paths, flat...) {
+			if seen[path] {
+				continue
 			}
 			seen[path] = true
-			if _, derr := data.Describe(path); derr != nil && err == nil {
-				err = derr
+			if _, err := data.Describe(path); err != nil {
+				return len(seen), err
 			}
-			return nil
-		})
+		}
 	}
 	return len(seen), err
 }
 
 func (c *chaos) run(want string) error {
 	c.srv = startNode(c.t, c.dir, "n", freePort(c.t), chaosOptions)
-	c.link = newLink(c.t, net.JoinHostPort("127.0.0.1", fmt.Sprint(c.srv.port)))
+	c.link = newLink(c.t, net.JoinHostPort("127.0.0.1", strconv.Itoa(c.srv.port)))
 	c.out = filepath.Join(c.dir, "ds")
 	grow := func() {}
 	if c.rng.IntN(8) == 0 {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"text/tabwriter"
@@ -167,7 +168,7 @@ func (m *monitor) metrics(ctx context.Context) []metric {
 		add(up, labels("run", s.run), 1)
 		add(dropped, labels("run", s.run), float64(s.survey.Shed))
 		for _, l := range s.survey.Leases {
-			add(owner, labels("run", s.run, "group", l.Group, "partition", fmt.Sprint(l.Partition), "worker", l.Worker), 1)
+			add(owner, labels("run", s.run, "group", l.Group, "partition", strconv.Itoa(l.Partition), "worker", l.Worker), 1)
 		}
 		for _, st := range s.survey.Streams {
 			id := labels("run", s.run, "stream", st.Name)
@@ -178,7 +179,7 @@ func (m *monitor) metrics(ctx context.Context) []metric {
 				if group == "" {
 					group = st.Group
 				}
-				add(lag, labels("run", s.run, "stream", st.Stream, "reader", r.Role, "group", group, "partition", fmt.Sprint(r.Partition)), float64(r.Lag))
+				add(lag, labels("run", s.run, "stream", st.Stream, "reader", r.Role, "group", group, "partition", strconv.Itoa(r.Partition)), float64(r.Lag))
 			}
 		}
 	}

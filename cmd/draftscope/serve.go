@@ -66,8 +66,8 @@ func cmdServe(ctx context.Context, args []string, out streams) error {
 	s, flags := newStoreJob("serve", serveHelp, out)
 	listen := flags.String("listen", "127.0.0.1:4222", "where the server listens, `HOST:PORT`")
 	sync := flags.Bool("sync", false, "the server writes every message through to the disk: survives a crash of the machine, at about half the speed")
-	s.streamFlags.http = "127.0.0.1:9464"
-	flags.Lookup("http").DefValue = s.streamFlags.http
+	s.http = "127.0.0.1:9464"
+	flags.Lookup("http").DefValue = s.http
 	if err := parseNone(flags, args); err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func newStoreJob(name, help string, out streams) (*storeJob, *flag.FlagSet) {
 	flags.IntVar(&s.replicas, "replicas", 0, "copies that a cluster of servers keeps of what is noted here, `N`")
 	s.readerFlags(flags)
 	flags.DurationVar(&s.idle, "commit-idle", commitIdle, "write what there is when nothing has come for `D`; shorter makes more and smaller files")
-	flags.StringVar(&s.streamFlags.http, "http", "", "serve /metrics for Prometheus and a status page at `HOST:PORT`")
+	flags.StringVar(&s.http, "http", "", "serve /metrics for Prometheus and a status page at `HOST:PORT`")
 	return s, flags
 }
 
@@ -126,16 +126,16 @@ func (s *storeJob) run(ctx context.Context, startServer func() error) (err error
 	if err := startServer(); err != nil {
 		return jobError(err)
 	}
-	s.job.jobFlags.run = "all-runs" // only a label of the connection
+	s.jobFlags.run = "all-runs" // only a label of the connection
 	if s.only != "" {
-		s.job.jobFlags.run = s.only
+		s.jobFlags.run = s.only
 	}
-	board, err := pipeline.Open(ctx, s.session(s.job.jobFlags.run))
+	board, err := pipeline.Open(ctx, s.session(s.jobFlags.run))
 	if err != nil {
 		return jobError(err)
 	}
 	s.opened.add(board)
-	closeHTTP, err := serveHTTP(s.streamFlags.http, s.say, s.mon)
+	closeHTTP, err := serveHTTP(s.http, s.say, s.mon)
 	if err != nil {
 		return err
 	}
