@@ -14,7 +14,8 @@ import (
 	"github.com/draftscope/draftscope/cmd/draftscope/bench"
 )
 
-const benchHelp = `usage: draftscope bench [--shape NAME | --hidden N --states N] [--bytes SIZE] [--rounds N] [--stream-bytes SIZE] [--dir DIR] [--json]
+const benchHelp = `usage: draftscope bench [--shape NAME | --hidden N --states N] [--bytes SIZE] [--rounds N] [--only STAGES]
+                        [--stream-bytes SIZE] [--dir DIR] [--json]
 
 Measures the data plane on this machine: synthetic states of a real model's
 shape go through the messages' frame, the stream, a drafter that only reads,
@@ -28,7 +29,7 @@ examples:
   draftscope bench
   draftscope bench --bytes 200MB --rounds 1         a first look, under a minute
   draftscope bench --shape qwen3-8b --dir /data     on the disk that will be used
-  draftscope bench --bytes 20GB --rounds 1 --json   memory stays flat
+  draftscope bench --bytes 20GB --rounds 1 --only plane   memory stays flat
 `
 
 func cmdBench(ctx context.Context, args []string, out streams) error {
@@ -40,7 +41,8 @@ func cmdBench(ctx context.Context, args []string, out streams) error {
 	flags.Var(&size, "bytes", "`SIZE` of the states that go through each stage, such as 200MB or 2GB")
 	rounds := flags.Int("rounds", 3, "how often all is measured; medians are told")
 	dir := flags.String("dir", "", "`DIR` on the disk to measure; empty takes the system's folder for temporary files")
-	stream := sizeFlag(256 << 20)
+	only := flags.String("only", "", "`STAGES` to measure, separated by commas: "+bench.StageNames())
+	stream := sizeFlag(192 << 20)
 	flags.Var(&stream, "stream-bytes", "`SIZE` that a stream may take; it bounds the server's memory too")
 	asJSON := flags.Bool("json", false, "print the figures as JSON")
 	verbose := flags.Bool("verbose", false, "log what the parts say")
@@ -48,6 +50,9 @@ func cmdBench(ctx context.Context, args []string, out streams) error {
 		return err
 	}
 	cfg := bench.Config{Bytes: int64(size), Rounds: *rounds, StreamBytes: int64(stream), Dir: *dir}
+	if *only != "" {
+		cfg.Only = strings.Split(*only, ",")
+	}
 	var err error
 	if cfg.Shape, err = bench.ShapeOf(*shape); err != nil {
 		return badUsage("--shape: %w", err)

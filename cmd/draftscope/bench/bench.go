@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -27,7 +28,10 @@ type Config struct {
 	Shape  Shape
 	Bytes  int64 // through each stage that has a volume; 2 GB
 	Rounds int   // 3
-	// StreamBytes is how much a stream holds: 256 MiB. The server keeps in
+	// Only names the stages to measure; empty takes all. Limits are always
+	// measured, ratios only where both of their sides are.
+	Only []string
+	// StreamBytes is how much a stream holds: 192 MiB. The server keeps in
 	// memory what was written in the last ten seconds and not purged yet, so
 	// this bounds memory as well as disk.
 	StreamBytes int64
@@ -45,7 +49,7 @@ func (c Config) withDefaults() Config {
 		c.Rounds = 3
 	}
 	if c.StreamBytes == 0 {
-		c.StreamBytes = 256 << 20
+		c.StreamBytes = 192 << 20
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -74,6 +78,11 @@ func (c Config) Validate() error {
 	}
 	if len(errs) == 0 && c.StreamBytes < 4*int64(c.Shape.rows()*c.Shape.tokenBytes()*recordsPerSeq) {
 		errs = append(errs, fmt.Errorf("a stream of %d bytes: want room for four sequences of %d tokens", c.StreamBytes, recordsPerSeq*c.Shape.rows()))
+	}
+	for _, name := range c.Only {
+		if !slices.ContainsFunc(new(bench).steps(), func(s step) bool { return s.name == name && s.limit != "" }) {
+			errs = append(errs, fmt.Errorf("there is no stage %q; there are %s", name, StageNames()))
+		}
 	}
 	if c.Rounds < 1 || c.Rounds > 1000 {
 		errs = append(errs, fmt.Errorf("%d rounds: want 1 to 1000", c.Rounds))
@@ -144,6 +153,17 @@ func (b *bench) steps() []step {
 	}
 }
 
+// StageNames lists the stages that [Config.Only] may name.
+func StageNames() string {
+	var names []string
+	for _, s := range new(bench).steps() {
+		if s.limit != "" {
+			names = append(names, s.name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
 // Run measures. It needs several minutes at the default volume.
 func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if err := cfg.Validate(); err != nil {
@@ -168,7 +188,9 @@ func (b *bench) rounds(ctx context.Context) (*Result, error) {
 	if b.pool, err = newPool(b.cfg.Shape); err != nil {
 		return nil, err
 	}
-	steps := b.steps()
+	steps := slices.DeleteFunc(b.steps(), func(s step) bool {
+		return len(b.cfg.Only) > 0 && s.limit != "" && !slices.Contains(b.cfg.Only, s.name)
+	})
 	samples := map[string][]sample{}
 	for round := range b.cfg.Rounds {
 		for _, s := range steps {

@@ -56,6 +56,16 @@ func TestEveryStageIsMeasuredAndLeavesNothingBehind(t *testing.T) {
 	}
 }
 
+func TestOnlyWhatIsNamedIsMeasured(t *testing.T) {
+	res, err := Run(t.Context(), Config{Shape: tiny, Bytes: 20e6, Rounds: 1, Dir: t.TempDir(), Only: []string{"back", "parse"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(res.Stages) != 2 || len(res.Limits) != 4 || len(res.Ratios) != 1 {
+		t.Errorf("got %+v", res)
+	}
+}
+
 func TestWhatCannotBeMeasuredIsRefused(t *testing.T) {
 	good := Config{Shape: tiny, Bytes: 1e6, Rounds: 1}
 	if err := good.Validate(); err != nil {
@@ -67,6 +77,7 @@ func TestWhatCannotBeMeasuredIsRefused(t *testing.T) {
 		"token":  func(c *Config) { c.Shape = Shape{Hidden: 1 << 16, States: 256} },
 		"bytes":  func(c *Config) { c.Bytes = -1 },
 		"stream": func(c *Config) { c.StreamBytes = 1 << 20 },
+		"only":   func(c *Config) { c.Only = []string{"copy"} },
 		"rounds": func(c *Config) { c.Rounds = -1 },
 	} {
 		c := good

@@ -75,46 +75,54 @@ func (b *bench) result(steps []step, samples map[string][]sample) *Result {
 			most = max(most, f.PeakMB)
 		}
 	}
-	r.demand("peak memory of the plane, MiB", most*1e6/(1<<20), 512, true)
+	if most > 0 {
+		r.Ratios = append(r.Ratios, newRatio("peak memory of the plane, MiB", most*1e6/(1<<20), 512, true))
+	}
 	return r
-}
-
-func (r *Result) demand(name string, value, bar float64, atMost bool) {
-	r.Ratios = append(r.Ratios, newRatio(name, value, bar, atMost))
 }
 
 func newRatio(name string, value, bar float64, atMost bool) Ratio {
 	return Ratio{Name: name, Value: value, Bar: bar, AtMost: atMost, Holds: atMost && value <= bar || !atMost && value >= bar}
 }
 
-// ratios are medians of what each round's own figures give.
+// ratios are medians of what each round's own figures give. One that needs
+// what was not measured is left out.
 func ratios(samples map[string][]sample, cores float64) []Ratio {
-	per := func(f func(rate, cpu func(string) float64) float64) float64 {
-		var v []float64
-		for i := range samples["plane"] {
-			v = append(v, f(
-				func(name string) float64 { return samples[name][i].rate },
-				func(name string) float64 { return samples[name][i].cpu }))
+	var out []Ratio
+	type of = func(name string) sample
+	demand := func(name string, bar float64, atMost bool, needs []string, f func(of) float64) {
+		for _, n := range needs {
+			if len(samples[n]) == 0 {
+				return
+			}
 		}
-		return median(v)
+		var v []float64
+		for i := range samples[needs[0]] {
+			v = append(v, f(func(name string) sample { return samples[name][i] }))
+		}
+		out = append(out, newRatio(name, median(v), bar, atMost))
 	}
-	type of = func(string) float64
-	out := []Ratio{
-		newRatio("time to decode 1 MB / to copy it, digest apart", per(func(rate, _ of) float64 { return rate("copy") / rate("parse") }), 0.2, true),
-		newRatio("the same with the digest compared", per(func(rate, _ of) float64 { return rate("copy") / rate("decode") }), 0.2, true),
-		newRatio("core NATS over TCP / half of loopback", per(func(rate, _ of) float64 { return rate("core-nats") / (rate("loopback") / 2) }), 0.7, false),
-		newRatio("JetStream file over TCP / loopback", per(func(rate, _ of) float64 { return rate("stream-tcp") / rate("loopback") }), 0.18, false),
-	}
-	if len(samples["plane"]) > 0 && samples["plane"][0].cpu > 0 {
+	demand("time to decode 1 MB / to copy it, digest apart", 0.2, true, []string{"parse", "copy"},
+		func(s of) float64 { return s("copy").rate / s("parse").rate })
+	demand("the same with the digest compared", 0.2, true, []string{"decode", "copy"},
+		func(s of) float64 { return s("copy").rate / s("decode").rate })
+	demand("core NATS over TCP / half of loopback", 0.7, false, []string{"core-nats", "loopback"},
+		func(s of) float64 { return s("core-nats").rate / (s("loopback").rate / 2) })
+	demand("JetStream file over TCP / loopback", 0.18, false, []string{"stream-tcp", "loopback"},
+		func(s of) float64 { return s("stream-tcp").rate / s("loopback").rate })
+	if cpuTime() > 0 {
 		// What the cores would reach if they did nothing but the stages'
 		// work, each at the cost that it has alone.
-		out = append(out, newRatio("the plane / its bound of processor time", per(func(rate, cpu of) float64 {
-			return rate("plane") / (1000 * cores / (cpu("stream") + cpu("store")))
-		}), 0.75, false), newRatio("processor time of stream and store alone / of the plane", per(func(_, cpu of) float64 {
-			return (cpu("stream") + cpu("store")) / cpu("plane")
-		}), 0.75, false))
+		parts := []string{"plane", "stream", "store"}
+		alone := func(s of) float64 { return s("stream").cpu + s("store").cpu }
+		demand("the plane / its bound of processor time", 0.75, false, parts,
+			func(s of) float64 { return s("plane").rate / (1000 * cores / alone(s)) })
+		demand("processor time of stream and store alone / of the plane", 0.75, false, parts,
+			func(s of) float64 { return alone(s) / s("plane").cpu })
 	}
-	return append(out, newRatio("the plane / the plane with stock zstd", per(func(rate, _ of) float64 { return rate("plane") / rate("plane-stock") }), 2.3, false))
+	demand("the plane / the plane with stock zstd", 2.3, false, []string{"plane", "plane-stock"},
+		func(s of) float64 { return s("plane").rate / s("plane-stock").rate })
+	return out
 }
 
 // Print writes r for people.
@@ -140,7 +148,10 @@ func (r *Result) Print(w io.Writer) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "\nstored: %.3f of raw; order-0 entropy of the two bytes: %.3f\n\n", r.Stored, r.Entropy)
+	fmt.Fprintln(w)
+	if r.Stored > 0 {
+		fmt.Fprintf(w, "stored: %.3f of raw; order-0 entropy of the two bytes: %.3f\n\n", r.Stored, r.Entropy)
+	}
 	for _, q := range r.Ratios {
 		sign, verdict := ">=", "holds"
 		if q.AtMost {

@@ -77,6 +77,13 @@ func (b *bench) store(ctx context.Context) (n int64, err error) {
 
 // back replays what store wrote.
 func (b *bench) back(ctx context.Context) (n int64, err error) {
+	if _, err := os.Stat(b.datasetDir()); err != nil {
+		if _, err := b.store(ctx); err != nil {
+			return 0, err
+		}
+	}
+	b.clock.start()
+	defer b.clock.stop()
 	ds, err := data.Open(b.datasetDir())
 	if err != nil {
 		return 0, err
