@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -376,10 +377,30 @@ type pair struct {
 
 func firstDifference(pairs ...pair) string {
 	for _, p := range pairs {
+		if was, ok := p.old.(map[string]string); ok {
+			is := p.new.(map[string]string)
+			keys := map[string]string{}
+			maps.Copy(keys, was)
+			maps.Copy(keys, is)
+			for _, key := range sorted(keys) {
+				if was[key] != is[key] {
+					return fmt.Sprintf("%s: %s was %s and is now %s", p.what, key, orAbsent(was[key]), orAbsent(is[key]))
+				}
+			}
+			continue
+		}
 		// Printed maps are sorted, and nil prints as empty.
 		if a, b := fmt.Sprintf("%v", p.old), fmt.Sprintf("%v", p.new); a != b {
 			return fmt.Sprintf("%s was %s and is now %s", p.what, a, b)
 		}
 	}
 	return ""
+}
+
+// orAbsent names a value that is not there.
+func orAbsent(value string) string {
+	if value == "" {
+		return "not given"
+	}
+	return value
 }

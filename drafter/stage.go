@@ -288,30 +288,38 @@ func (s *Stage) extend(q *sequence, c schemas.Capture, lo, hi int) error {
 	return nil
 }
 
-// labels gives the target's argmax after each token: from its normed final
-// states if they are recorded, once for all drafters, else as the capture
-// says.
+// labels gives the target's argmax after each token: as the capture says,
+// whose target computed it from states that were not yet rounded for storage;
+// where it does not say, from the normed final states if they are recorded.
 func (s *Stage) labels(q *sequence, tokens []schemas.Token, final cuda.Tensor) ([]int32, error) {
-	if final.Buf == nil {
-		labels := make([]int32, len(tokens))
-		for i, t := range tokens {
-			labels[i] = -1
-			if t.TargetArgmax != nil {
-				labels[i] = *t.TargetArgmax
-			}
-		}
-		return labels, nil
-	}
-	if s.cfg.Losses != 0 {
+	if final.Buf != nil && s.cfg.Losses != 0 {
 		if err := q.keepFinal(s.cfg.Device, len(q.tokens), final); err != nil {
 			return nil, err
 		}
+	}
+	labels := make([]int32, len(tokens))
+	complete := true
+	for i, t := range tokens {
+		labels[i] = -1
+		if t.TargetArgmax != nil {
+			labels[i] = *t.TargetArgmax
+		} else {
+			complete = false
+		}
+	}
+	if complete || final.Buf == nil {
+		return labels, nil
 	}
 	head, err := s.cfg.Device.Head(cuda.HeadArgs{Hidden: final, Weight: s.cfg.Host.Head, K: 1})
 	if err != nil {
 		return nil, fmt.Errorf("computing labels: %w", err)
 	}
-	return head.TopIDs, nil
+	for i, id := range head.TopIDs {
+		if labels[i] < 0 {
+			labels[i] = id
+		}
+	}
+	return labels, nil
 }
 
 // draft drafts at the anchors whose slots' tokens are all there, in full

@@ -38,7 +38,7 @@ func (p *publisher) mend(ctx context.Context, cause error, failing time.Time) er
 		patience *= 10 // readers may be slow
 	}
 	if time.Since(failing) > patience {
-		return fmt.Errorf("gave up after %s: %w", patience, cause)
+		return fmt.Errorf("%w for %s: %w; if its disk is full, free some space and run again: what is stored is kept", ErrRefused, patience, cause)
 	}
 	pause := min(max(time.Since(failing)/4, 2*time.Millisecond), 500*time.Millisecond)
 	select {

@@ -181,6 +181,12 @@ func (j *job) needStates(r data.Run) error {
 
 // openDataset opens --out for writing.
 func (j *job) openDataset(dir string) (err error) {
+	if dir == "" {
+		return badUsage("--out is empty; give the folder to write to")
+	}
+	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
+		return badUsage("--out %s is a file; give a folder", dir)
+	}
 	if j.ds, err = data.Create(dir, j.log); err != nil {
 		return dataError(err)
 	}
@@ -191,6 +197,8 @@ func (j *job) openDataset(dir string) (err error) {
 // dataError gives a dataset's error its exit code.
 func dataError(err error) error {
 	switch {
+	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR):
+		return badInput(fmt.Errorf("%w; choose another --out folder", err))
 	case errors.Is(err, data.ErrNotDataset), errors.Is(err, data.ErrNewer), errors.Is(err, data.ErrMismatch),
 		errors.Is(err, data.ErrUnknownRun), errors.Is(err, data.ErrName), errors.Is(err, data.ErrDamaged):
 		return badInput(err)
@@ -205,7 +213,8 @@ func dataError(err error) error {
 func jobError(err error) error {
 	switch {
 	case errors.Is(err, pipeline.ErrNoServer), errors.Is(err, pipeline.ErrNoJetStream), errors.Is(err, pipeline.ErrStoreInUse),
-		errors.Is(err, pipeline.ErrRefused), errors.Is(err, pipeline.ErrAnotherWriter), errors.Is(err, cuda.ErrMemory):
+		errors.Is(err, pipeline.ErrRefused), errors.Is(err, pipeline.ErrAnotherWriter), errors.Is(err, pipeline.ErrRowTooLarge),
+		errors.Is(err, pipeline.ErrSequenceTooLarge), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.EFBIG), errors.Is(err, cuda.ErrMemory):
 		return withCode(exitMissing, err)
 	case errors.Is(err, pipeline.ErrConfig), errors.Is(err, target.ErrInput):
 		return badInput(err)

@@ -195,8 +195,10 @@ func (j *jobFlags) validate() error {
 		return badUsage("--max-new must be at least 1, not %d", j.maxNew)
 	case j.batchRows < 1:
 		return badUsage("--batch-rows must be at least 1, not %d", j.batchRows)
-	case j.temp < 0:
-		return badUsage("--temperature must be 0 or more, not %g", j.temp)
+	case !(j.temp >= 0 && j.temp <= 100):
+		return badUsage("--temperature must be 0 to 100, not %g", j.temp)
+	case j.nats == "":
+		return badUsage("--nats is empty; say embedded, or a URL such as nats://host:4222")
 	}
 	return nil
 }

@@ -79,10 +79,19 @@ func writeFile(path string, write func(*os.File) error) error {
 // report prints what the job's dataset says now. A program without DuckDB
 // has done its work all the same, and says what it cannot do.
 func (j *job) report(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return exitError{exitPartial, errors.New("stopped; the same command goes on from here")}
+	}
 	err := writeReport(ctx, j.out, j.ds.Dir(), j.run, j.json, "")
-	if errors.Is(err, query.ErrNoDuckDB) {
+	switch {
+	case errors.Is(err, query.ErrNoDuckDB):
 		j.say("no report: %v", err)
 		return nil
+	case errors.Is(err, report.ErrNoRun):
+		j.say("no report: nothing is stored yet")
+		return nil
+	case err != nil && ctx.Err() != nil:
+		return exitError{exitPartial, errors.New("stopped while reporting; everything is stored")}
 	}
 	if err == nil {
 		j.say("dataset %s; next: draftscope report --dataset %s --html report.html", j.ds.Dir(), j.ds.Dir())

@@ -9,6 +9,7 @@ import (
 	"io"
 	"regexp"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/draftscope/draftscope/extract/tokenizer"
 )
@@ -150,6 +151,28 @@ func strict(line []byte, doc any) error {
 	return nil
 }
 
+// looksLikeObject tells what stands in place of a JSON object.
+func looksLikeObject(line []byte) error {
+	switch {
+	case bytes.HasPrefix(line, []byte("\xef\xbb\xbf")), bytes.HasPrefix(line, []byte("\xff\xfe")), bytes.HasPrefix(line, []byte("\xfe\xff")):
+		return errors.New("the file starts with a byte order mark; save it as UTF-8 without one")
+	case !utf8.Valid(line):
+		return errors.New("the line is not UTF-8")
+	case line[0] != '{':
+		return errors.New("the line is not a JSON object, which begins with a brace")
+	}
+	return nil
+}
+
+// short cuts what users gave to what a message can show.
+func short(s string) string {
+	const most = 64
+	if len(s) <= most {
+		return s
+	}
+	return s[:most] + "..."
+}
+
 // readLines parses every line that is not blank; n counts them from 0.
 func readLines(r io.Reader, name, kind string, parse func(where string, n int, line []byte) (Input, error)) ([]Input, error) {
 	var out []Input
@@ -164,12 +187,15 @@ func readLines(r io.Reader, name, kind string, parse func(where string, n int, l
 			continue
 		}
 		where := fmt.Sprintf("%s:%d", name, number)
+		if err := looksLikeObject(line); err != nil {
+			return nil, badLine(where, "%v", err)
+		}
 		in, err := parse(where, len(out), line)
 		if err != nil {
 			return nil, err
 		}
 		if !idPattern.MatchString(in.ID) {
-			return nil, badLine(where, "the id %q is not usable; use up to 128 letters, digits, '_', '-' and '.', not '.' or '-' first", in.ID)
+			return nil, badLine(where, "the id %q is not usable; use up to 128 letters, digits, '_', '-' and '.', not '.' or '-' first", short(in.ID))
 		}
 		if first, twice := seen[in.ID]; twice {
 			return nil, badLine(where, "the id %q was used at %s; give every %s its own", in.ID, first, kind)
@@ -177,7 +203,9 @@ func readLines(r io.Reader, name, kind string, parse func(where string, n int, l
 		seen[in.ID] = where
 		out = append(out, in)
 	}
-	if err := lines.Err(); err != nil {
+	if err := lines.Err(); err != nil && !errors.Is(err, bufio.ErrTooLong) {
+		return nil, fmt.Errorf("%w: reading %s: %w", ErrInput, name, err)
+	} else if err != nil {
 		return nil, badLine(fmt.Sprintf("%s:%d", name, number+1), "reading the line: %v; a line holds one %s of at most %d MiB", err, kind, maxLine>>20)
 	}
 	if len(out) == 0 {
