@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"testing"
 	"unsafe"
 
@@ -83,7 +84,7 @@ func appendSome(b array.Builder, r int) {
 	case *array.TimestampBuilder:
 		b.Append(arrow.Timestamp(r))
 	default:
-		if err := b.AppendValueFromString(fmt.Sprint(r % 100)); err != nil {
+		if err := b.AppendValueFromString(strconv.Itoa(r % 100)); err != nil {
 			panic(err)
 		}
 	}

@@ -29,8 +29,16 @@ func TestBenchPrintsItsFiguresAsJSON(t *testing.T) {
 
 func TestBenchRefusesWhatItCannotMeasure(t *testing.T) {
 	for _, args := range [][]string{
-		{"--shape", "gpt"}, {"--hidden", "-1"}, {"--states", "1"}, {"--bytes", "much"}, {"--bytes", "0"},
-		{"--rounds", "0"}, {"--only", "copy"}, {"--stream-bytes", "1MB"}, {"--dir", "/no/such/folder"}, {"stray"},
+		{"--shape", "gpt"},
+		{"--hidden", "-1"},
+		{"--states", "1"},
+		{"--bytes", "much"},
+		{"--bytes", "0"},
+		{"--rounds", "0"},
+		{"--only", "copy"},
+		{"--stream-bytes", "1MB"},
+		{"--dir", "/no/such/folder"},
+		{"stray"},
 	} {
 		var stdout, stderr bytes.Buffer
 		if code := run(t.Context(), append([]string{"bench"}, args...), &stdout, &stderr); code != exitUsage {
