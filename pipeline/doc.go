@@ -1,9 +1,15 @@
 // Package pipeline moves Arrow records through NATS JetStream: from a
 // [Source], through a [Stage], into a [Sink]. It knows nothing of what is in
-// them. [Open] finds the server, [Session.Run] does the work.
+// them. [Open] finds the server, [Session.Run] does the work in one process.
 //
 //	Source ─▶ stream capture ─┬─▶ Sink          (one of each a partition)
 //	                          └─▶ Stage ─▶ stream results ─▶ Sink
+//
+// The same roles as processes of their own, on any machines that reach the
+// server, are [Session.Publish], [Session.Work] and [Session.Store]. Any
+// number of workers share the partitions of a run by leases in the server;
+// see Session.Work. [Session.DescribeRun] and [Session.DescribeGroup] carry
+// what they have to tell each other.
 //
 // # The unit of truth is a sequence
 //
