@@ -2,10 +2,9 @@ package data
 
 import (
 	"bytes"
-	"errors"
+	"context"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -76,11 +75,11 @@ type ColumnDescription struct {
 	Uncompressed int64
 }
 
-// Describe explains the dataset or the Parquet file at path. A file of a
-// dataset that is damaged is listed, and the others are described; a single
-// file that is damaged is an error wrapping [ErrDamaged]. The content of every
-// file but those of the table states is compared with its digest; that of
-// states, when they are described as a single file or replayed.
+// Describe explains the dataset or the Parquet file at path. Of a dataset,
+// what [Take] leaves out is listed, and the rest is described; a single file
+// that is damaged is an error wrapping [ErrDamaged]. The content of states is
+// compared with its digest when they are described as a single file, or
+// replayed.
 func Describe(path string) (*Description, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -153,13 +152,15 @@ func describeDataset(dir string) (*Description, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Description{Path: dir, Format: ds.manifest.Format}
+	inv, err := Take(context.Background(), dir)
+	if err != nil {
+		return nil, err
+	}
+	d := &Description{Path: dir, Format: ds.manifest.Format, Damaged: inv.LeftOut}
 	for _, run := range ds.Runs() {
 		r := RunDescription{Run: run, Scored: map[string]int{}, Faults: map[string]int{}}
 		for _, table := range storedTables {
-			if err := ds.describeTable(d, &r, table); err != nil {
-				return nil, err
-			}
+			ds.describeTable(d, &r, table, inv.Files[table])
 		}
 		if r.RoundingErrors, err = ds.RoundingErrors(run.Name); err != nil {
 			d.Damaged = append(d.Damaged, DamagedFile{runDir(dir, schemas.TableStates, run.Name), err.Error()})
@@ -169,87 +170,66 @@ func describeDataset(dir string) (*Description, error) {
 	return d, nil
 }
 
-// describeTable adds what the files of one table of a run hold.
-func (d *Dataset) describeTable(out *Description, r *RunDescription, table string) error {
+// describeTable adds what the files of one table of a run hold. Of files, it
+// takes those of the run.
+func (d *Dataset) describeTable(out *Description, r *RunDescription, table string, files []string) {
 	byDrafter := map[string]*TableDescription{}
-	damaged := func(path string, err error) {
-		out.Damaged = append(out.Damaged, DamagedFile{path, err.Error()})
-	}
-	j, err := d.readJournal()
-	if err != nil {
-		return err
-	}
-	replaced := d.replaced(j)
 	root := runDir(d.dir, table, r.Name)
-	err = filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
+	for _, path := range files {
+		rel, ok := strings.CutPrefix(path, root+string(filepath.Separator))
+		if !ok {
+			continue
 		}
-		if err != nil {
-			return fmt.Errorf("listing %s: %w", path, err)
-		}
-		if e.IsDir() || !strings.HasSuffix(path, ".parquet") {
-			return nil
-		}
-		marker := d.markerOf(table, path)
-		if marker != "" && !exists(marker) {
-			return nil // of a commit that is under way, or of a writer that died
-		}
-		if replaced[marker] || replaced[path] {
-			return nil // a compaction has moved it
-		}
-		drafter, _ := strings.CutPrefix(filepath.Base(filepath.Dir(path)), "drafter=")
-		if table == schemas.TableStates || filepath.Dir(path) == root {
+		drafter, _ := strings.CutPrefix(filepath.Dir(rel), "drafter=")
+		if table == schemas.TableStates || filepath.Dir(rel) == "." {
 			drafter = ""
-		}
-		o, err := openPart(path)
-		if err != nil {
-			damaged(path, err)
-			return nil
-		}
-		defer o.Close()
-		if table != schemas.TableStates {
-			if err := o.verifyBody(); err != nil {
-				damaged(path, err)
-				return nil
-			}
-		}
-		if table == schemas.TableSequences || table == schemas.TableRounds {
-			list, err := d.readMarker(path)
-			if err != nil {
-				damaged(path, err)
-				return nil
-			}
-			if table == schemas.TableSequences {
-				r.Sequences += len(list)
-			} else {
-				r.Scored[drafter] += len(list)
-			}
-		}
-		if table == schemas.TableFaults {
-			rows, err := readRows[schemas.Fault](path)
-			if err != nil {
-				damaged(path, err)
-				return nil
-			}
-			for _, f := range rows {
-				r.Faults[f.Check]++
-			}
 		}
 		t := byDrafter[drafter]
 		if t == nil {
 			t = &TableDescription{Table: table, Drafter: drafter}
-			byDrafter[drafter] = t
 		}
-		t.Files++
-		t.Rows += o.NumRows()
-		t.Bytes += o.size
-		return nil
-	})
+		if err := d.describePart(r, t, path); err != nil {
+			out.Damaged = append(out.Damaged, DamagedFile{path, err.Error()})
+			continue
+		}
+		byDrafter[drafter] = t
+	}
 	for _, name := range sorted(byDrafter) {
 		r.Tables = append(r.Tables, *byDrafter[name])
 	}
-	return err
+}
+
+// describePart adds one file to its table and run.
+func (d *Dataset) describePart(r *RunDescription, t *TableDescription, path string) error {
+	o, err := openPart(path)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	switch t.Table {
+	case schemas.TableSequences, schemas.TableRounds:
+		list, err := d.readMarker(path)
+		if err != nil {
+			return err
+		}
+		if t.Table == schemas.TableSequences {
+			r.Sequences += len(list)
+		} else {
+			r.Scored[t.Drafter] += len(list)
+		}
+	case schemas.TableFaults:
+		rows, err := readRows[schemas.Fault](path)
+		if err != nil {
+			return err
+		}
+		for _, f := range rows {
+			r.Faults[f.Check]++
+		}
+	}
+	t.Files++
+	t.Rows += o.NumRows()
+	t.Bytes += o.size
+	return nil
 }
 
 // String is the description as text for people.
@@ -264,7 +244,7 @@ func (d *Description) String() string {
 		r.write(&b)
 	}
 	if len(d.Damaged) > 0 {
-		fmt.Fprintf(&b, "\n%s damaged and left out:\n", count(len(d.Damaged), "file"))
+		fmt.Fprintf(&b, "\n%s left out:\n", count(len(d.Damaged), "file"))
 		for _, f := range d.Damaged {
 			fmt.Fprintf(&b, "  %s: %s\n", f.Path, f.Reason)
 		}

@@ -70,10 +70,11 @@ type engine interface {
 	close() error
 }
 
-// Open opens the dataset in dir for reading. Every Parquet file's footer is
-// tested first; a file that fails is left out and named in [DB.Warnings],
-// since DuckDB would otherwise refuse every query over its table. Unfinished
-// files (*.tmp) are ignored.
+// Open opens the dataset in dir for reading. The content of every Parquet file
+// is compared with its digest first, but for the states, of which only the
+// footers are tested; a file that fails is left out together with all others
+// of its commit, and named in [DB.Warnings]. Unfinished files (*.tmp) are
+// ignored.
 //
 // The error wraps [ErrNoDuckDB] in a program built without cgo,
 // [ErrNotDataset] for a directory that holds none, and schemas.ErrFormat for

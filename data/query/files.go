@@ -8,14 +8,14 @@ import (
 	"io/fs"
 	"net/url"
 	"os"
-	"path"
 	"path/filepath"
-	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/parquet-go/parquet-go"
 
+	"github.com/draftscope/draftscope/data"
 	"github.com/draftscope/draftscope/schemas"
 )
 
@@ -69,42 +69,33 @@ func newerFormat(got string) error {
 		schemas.ErrFormat, got, schemas.FormatVersion)
 }
 
-// listFiles finds the Parquet files of every table and tests each footer.
+// listFiles finds the Parquet files of every table that count, and tests the
+// columns of each.
 func listFiles(ctx context.Context, dir string) (map[string][]file, []Warning, error) {
 	found := make(map[string][]file)
 	var warnings []Warning
-	replaced := replacedMarkers(dir)
+	warn := func(path, reason string) {
+		rel, _ := filepath.Rel(dir, path)
+		warnings = append(warnings, Warning{File: filepath.ToSlash(rel), Reason: oneLine(reason)})
+	}
+	inv, err := data.Take(ctx, dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, f := range inv.LeftOut {
+		warn(f.Path, f.Reason)
+	}
 	for _, t := range tables {
-		root := filepath.Join(dir, t.name)
-		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			if errors.Is(err, fs.ErrNotExist) && path == root {
-				return nil
-			}
-			if err == nil && (d.IsDir() || filepath.Ext(path) != ".parquet") {
-				return nil
-			}
-			if rel, _ := filepath.Rel(root, path); replaced[path] || replaced[t.marker(root, filepath.ToSlash(rel))] {
-				return nil
-			}
-			var f file
-			if err == nil {
-				f, err = t.open(root, path)
-			}
+		for _, path := range inv.Files[t.name] {
+			f, err := t.open(filepath.Join(dir, t.name), path)
 			if err != nil {
-				rel, _ := filepath.Rel(dir, path)
-				warnings = append(warnings, Warning{File: filepath.ToSlash(rel), Reason: oneLine(err.Error())})
-				return nil
+				warn(path, err.Error())
+				continue
 			}
 			found[t.name] = append(found[t.name], f)
-			return nil
-		})
-		if err != nil {
-			return nil, nil, fmt.Errorf("listing %s: %w", t.name, err)
 		}
 	}
+	slices.SortStableFunc(warnings, func(a, b Warning) int { return strings.Compare(a.File, b.File) })
 	return found, warnings, nil
 }
 
@@ -117,11 +108,6 @@ func (t table) open(root, name string) (file, error) {
 	}
 	if f.partitions, err = t.partitionValues(filepath.ToSlash(rel)); err != nil {
 		return f, err
-	}
-	if m := t.marker(root, filepath.ToSlash(rel)); m != "" {
-		if _, err := os.Stat(m); err != nil {
-			return f, errors.New("its group was not committed; what it holds is written again when the run goes on")
-		}
 	}
 	footer, err := openFooter(name)
 	if err != nil {
@@ -145,36 +131,6 @@ func (t table) open(root, name string) (file, error) {
 		}
 	}
 	return f, nil
-}
-
-// A writer renames the files of one commit into place one by one, the marker
-// last. Their names carry the shard and the span of the stream.
-var (
-	groupName = regexp.MustCompile(`^part-\d+-\d+-\d+(?:-\d+)?\.parquet$`)
-	stateName = regexp.MustCompile(`^part-(\d+-\d+(?:-\d+)?\.parquet)$`)
-)
-
-// marker is the path of the file that commits the group of rel, a path below
-// the table's root. It is empty for a marker, and for a file that bears no
-// name of a group and so stands alone.
-func (t table) marker(root, rel string) string {
-	dir, name := path.Split(rel)
-	marker := ""
-	switch t.name {
-	case schemas.TableTokens:
-		marker = schemas.TableSequences
-	case schemas.TableStates:
-		run, shard, _ := strings.Cut(strings.TrimSuffix(dir, "/"), "/shard=")
-		if m := stateName.FindStringSubmatch(name); m != nil {
-			marker, dir, name = schemas.TableSequences, run, "part-"+shard+"-"+m[1]
-		}
-	case schemas.TableDrafts, schemas.TableSlots:
-		marker = schemas.TableRounds
-	}
-	if marker == "" || !groupName.MatchString(name) {
-		return ""
-	}
-	return filepath.Join(filepath.Dir(root), marker, filepath.FromSlash(dir), name)
 }
 
 // partitionValues reads "run=R/drafter=D/part.parquet". Values are unescaped
