@@ -178,7 +178,9 @@ func (r *reader) follow(ctx context.Context, consumer jetstream.Consumer, lost <
 	go func() { pulled <- pull(pulling, consumer, msgs) }()
 	defer func() {
 		stop()
-		<-pulled // it was told to stop
+		if err := <-pulled; err != nil {
+			r.run.log.Debug("fetching has ended", "stream", r.route.name(), "error", err)
+		}
 	}()
 	idle := time.NewTimer(r.run.cfg.CommitIdle)
 	defer idle.Stop()

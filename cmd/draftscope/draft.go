@@ -68,6 +68,9 @@ func draftJob(ctx context.Context, j *job, s streamFlags, group string, once boo
 	}
 	j.opened.add(session)
 	record, err := j.awaitRun(ctx, session)
+	if ctx.Err() != nil {
+		return exitError{exitPartial, errors.New("stopped before the run began")}
+	}
 	if err != nil {
 		return err
 	}
