@@ -27,6 +27,9 @@ func storeArgs(url, out string, more ...string) []string {
 // TestAnyNumberOfWorkersGiveTheSameTables runs one, two and four workers as
 // processes on an external server, and two with one killed at work.
 func TestAnyNumberOfWorkersGiveTheSameTables(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
 	dir := t.TempDir()
 	want := undisturbed(t, dir)
 	for _, test := range []struct {
@@ -69,6 +72,9 @@ func TestAnyNumberOfWorkersGiveTheSameTables(t *testing.T) {
 // TestAClusterThatLosesItsLeaderGivesTheSameTables runs three NATS servers
 // with three replicas, and kills the one that leads the capture stream.
 func TestAClusterThatLosesItsLeaderGivesTheSameTables(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
 	dir := t.TempDir()
 	longer := []string{"--limit", "10", "--max-new", "144", "--batch-rows", "8"}
 	want := undisturbed(t, dir, longer...)
