@@ -155,17 +155,26 @@ func checkColumn(name string, data arrow.ArrayData, rows, limit int64) error {
 type loader struct {
 	batch        batch
 	node, buffer int
-	space        []memory.Buffer // one for each buffer: a single allocation
-	list         []*memory.Buffer
+	// One allocation of each kind, however many columns there are.
+	arrays []array.Data
+	space  []memory.Buffer
+	list   []*memory.Buffer
 }
 
 func newLoader(b batch) *loader {
-	return &loader{batch: b, space: make([]memory.Buffer, b.parts.buffers), list: make([]*memory.Buffer, b.parts.buffers)}
+	return &loader{
+		batch:  b,
+		arrays: make([]array.Data, b.parts.nodes),
+		space:  make([]memory.Buffer, b.parts.buffers),
+		list:   make([]*memory.Buffer, b.parts.buffers),
+	}
 }
 
 // array takes one column of type t. The caller releases it.
 func (l *loader) array(t arrow.DataType) arrow.ArrayData {
 	rows, nulls := l.batch.node(l.node)
+	data := &l.arrays[l.node]
+	data.Retain()
 	l.node++
 	n, fields := layout(t)
 	from := l.buffer
@@ -179,7 +188,7 @@ func (l *loader) array(t arrow.DataType) arrow.ArrayData {
 	for _, f := range fields {
 		kids = append(kids, l.array(f.Type))
 	}
-	data := array.NewData(t, rows, l.list[from:from+n:from+n], kids, nulls, 0)
+	data.Reset(t, rows, l.list[from:from+n:from+n], kids, nulls, 0)
 	for _, k := range kids {
 		k.Release()
 	}
