@@ -126,6 +126,13 @@ func TestRatiosAreTakenWithinARound(t *testing.T) {
 	}
 }
 
+func TestCostIsProcessorTimeWhereItIsKnown(t *testing.T) {
+	slow, fast := sample{rate: 10, cpu: 0.1}, sample{rate: 40, cpu: 0.2}
+	if cost(slow) >= cost(fast) || cost(sample{rate: 10}) <= cost(sample{rate: 40}) {
+		t.Error("the order is wrong")
+	}
+}
+
 func TestTheMedianIsTheMiddle(t *testing.T) {
 	for want, in := range map[float64][]float64{0: nil, 3: {3}, 2: {3, 1, 2}, 2.5: {4, 1, 2, 3}} {
 		if got := median(in); got != want {
