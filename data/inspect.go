@@ -286,7 +286,7 @@ func (r RunDescription) write(w io.Writer) {
 }
 
 func (f *FileDescription) write(w io.Writer, path string) {
-	fmt.Fprintf(w, "%s is a Parquet file of %d rows in %s, %d bytes", path, f.Rows, count(f.RowGroups, "row group"), f.Bytes)
+	fmt.Fprintf(w, "%s is a Parquet file of %s in %s, %d bytes", path, count(int(f.Rows), "row"), count(f.RowGroups, "row group"), f.Bytes)
 	if f.CreatedBy != "" {
 		fmt.Fprintf(w, ", written by %s", f.CreatedBy)
 	}

@@ -96,7 +96,16 @@ func (s *ResultSink) write(seq string, rec arrow.Record) error {
 	case schemas.TableRounds:
 		return take(rec, seq, &r.rounds, func(d schemas.Round) string { return d.SeqID })
 	case schemas.TableFaults:
-		return take(rec, seq, &r.faults, func(f schemas.Fault) string { return f.SeqID })
+		n := len(r.faults)
+		err := take(rec, seq, &r.faults, func(f schemas.Fault) string { return f.SeqID })
+		// The table has no column for the drafter: the detail names it.
+		for i := range r.faults[n:] {
+			f := &r.faults[n+i]
+			if name := "drafter " + r.drafter + ": "; !strings.HasPrefix(f.Detail, name) {
+				f.Detail = name + f.Detail
+			}
+		}
+		return err
 	}
 	return fmt.Errorf("%w: table %s among results", ErrRecord, env.Table)
 }
@@ -256,7 +265,7 @@ func (r *results) sanitize() bool {
 		c := bad[name]
 		r.faults = append(r.faults, schemas.Fault{
 			SeqID: r.seq, Chunk: -1, Check: "K1",
-			Detail: fmt.Sprintf("drafter %s: %s: %d values not finite, first at anchor %d, slot %d; %s", r.drafter, name, c.count, c.anchor, c.slot, what),
+			Detail: fmt.Sprintf("drafter %s: %s: %s not finite, first at anchor %d, slot %d; %s", r.drafter, name, count(c.count, "value"), c.anchor, c.slot, what),
 		})
 	}
 	return !fatal

@@ -163,11 +163,11 @@ func TestNoNaNIsStored(t *testing.T) {
 		},
 		"a log-probability that has no NULL": {
 			func(r *results) { r.slots[2].DraftLogprob = nan }, 0,
-			"drafter good: slots.draft_logprob: 1 values not finite, first at anchor 2, slot 3; results set aside",
+			"drafter good: slots.draft_logprob: 1 value not finite, first at anchor 2, slot 3; results set aside",
 		},
 		"a top log-probability": {
 			func(r *results) { r.drafts[1].TopLogprobs[3] = -inf }, 0,
-			"drafter good: drafts.top_logprobs: 1 values not finite, first at anchor 3, slot 2; results set aside",
+			"drafter good: drafts.top_logprobs: 1 value not finite, first at anchor 3, slot 2; results set aside",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -223,13 +223,24 @@ func TestAFaultOfTheSequenceSetsAllDraftersAside(t *testing.T) {
 	feed(t, s, "p0", 1, recs)
 	one := sampleResults("p1", "good").records(mem, "r1")
 	one = append(one, sampleResults("p1", "early").records(mem, "r1")...)
-	one = append(one, schemas.Record(mem, schemas.Envelope{Table: "faults", Run: "r1", Drafter: "early"}, []schemas.Fault{{SeqID: "p1", Check: "K9", Detail: "early only"}}))
+	one = append(one, schemas.Record(mem, schemas.Envelope{Table: "faults", Run: "r1", Drafter: "early"}, []schemas.Fault{{SeqID: "p1", Check: "K9", Detail: "early only"}, {SeqID: "p1", Check: "K9", Detail: "drafter early: known"}}))
 	feed(t, s, "p1", 2, one)
 	if err := s.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := s.Counts(); got != (Counts{Stored: 1, SetAside: 3}) {
 		t.Errorf("counts %+v, want 1 stored and 3 set aside", got)
+	}
+	faults, err := d.Faults("r1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var details []string
+	for _, f := range faults {
+		details = append(details, f.Detail)
+	}
+	if diff := cmp.Diff([]string{"why", "drafter early: early only", "drafter early: known"}, details); diff != "" {
+		t.Errorf("details of faults (-want +got):\n%s", diff)
 	}
 	got := fmt.Sprint(sorted(mustScored(t, d, "good")), sorted(mustScored(t, d, "early")))
 	if got != "[p1] []" {

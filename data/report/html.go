@@ -162,6 +162,9 @@ func (d Drafter) card(key facet) card {
 			break
 		}
 	}
+	if d.Note != "" {
+		c.Small = append(c.Small, d.Note)
+	}
 	if len(d.Slots) > 0 {
 		c.Small = append(c.Small, "slot 1 hit rate "+fixed(d.Slots[0].Accuracy.Value, 3))
 	}

@@ -96,6 +96,10 @@ type sums struct {
 	accept  map[setting]*acceptSums
 }
 
+func newSums(drafter string) *sums {
+	return &sums{drafter: drafter, index: map[string]int{}, losses: map[string]*counted{}, accept: map[setting]*acceptSums{}}
+}
+
 // counted is a sum and what it is divided by.
 type counted struct{ num, den []float64 }
 
@@ -125,7 +129,7 @@ func (l *loader) drafters(run string) []*sums {
 	l.each(`SELECT drafter, seq_id FROM slots`+in+` UNION SELECT drafter, seq_id FROM rounds`+in+` ORDER BY drafter, seq_id`, func(r record) {
 		s := by[r.text(0)]
 		if s == nil {
-			s = &sums{drafter: r.text(0), index: map[string]int{}, losses: map[string]*counted{}, accept: map[setting]*acceptSums{}}
+			s = newSums(r.text(0))
 			by[s.drafter] = s
 			all = append(all, s)
 		}

@@ -42,6 +42,9 @@ func interval(e Estimate, digits int, sign bool) string {
 	return fixed(e.Low, digits) + "–" + fixed(e.High, digits)
 }
 
+// quantity is "1 sequence", "12,345 sequences".
+func quantity(n int64, noun string) string { return count(n) + " " + noun + pick(n == 1, "", "s") }
+
 // count groups thousands: 12,345.
 func count(n int64) string {
 	s := strconv.FormatInt(n, 10)

@@ -147,9 +147,10 @@ func (run Run) distributionFacets() []facet {
 		if acc == nil {
 			continue
 		}
-		c := &chart{W: chartWidth, H: 210, Title: "Acceptance distribution of " + run.Drafters[i].Drafter}
+		c := &chart{W: chartWidth, H: 226, Title: "Acceptance distribution of " + run.Drafters[i].Drafter}
 		ticks := nice(0, top, 4)
 		a := newAxes(c, 46, 0.4, float64(max(longest, 4))+0.6, 0, ticks[len(ticks)-1])
+		a.top += 16 // the mean is named above the bars
 		a.yTicks(ticks, percent, "share of rounds")
 		width := a.x(1.84) - a.x(1)
 		for n := int64(1); n <= max(longest, 4); n++ {
@@ -159,18 +160,18 @@ func (run Run) distributionFacets() []facet {
 			y := a.y(b.Share)
 			c.Rects = append(c.Rects, rect{
 				a.x(float64(b.AcceptLen)) - width/2, y, width, max(a.bottom-y, 0.5), seriesClass(i),
-				fmt.Sprintf("%d tokens: %s rounds, %.1f %%", b.AcceptLen, count(b.Rounds), 100*b.Share),
+				fmt.Sprintf("%s: %s, %.1f %%", quantity(b.AcceptLen, "token"), quantity(b.Rounds, "round"), 100*b.Share),
 			})
 		}
 		if v := acc.AcceptLenMicro.Value; v != nil {
-			c.Lines = append(c.Lines, segment{a.x(*v), a.top, a.x(*v), a.bottom, "mean"})
+			c.Lines = append(c.Lines, segment{a.x(*v), a.top - 14, a.x(*v), a.bottom, "mean"})
 			right := a.x(*v) > (a.left+a.right)/2
-			c.Texts = append(c.Texts, label{a.x(*v) + 5 - 10*float64(b2i(right)), a.top + 9, pick(right, "end", "start"), "over", "mean " + fixed(v, 2)})
+			c.Texts = append(c.Texts, label{a.x(*v) + 5 - 10*float64(b2i(right)), a.top - 5, pick(right, "end", "start"), "value", "mean " + fixed(v, 2)})
 		}
 		a.xTitle("tokens a round, bonus counted")
 		out = append(out, facet{
 			Name: run.Drafters[i].Drafter, Class: seriesClass(i), Mark: mark(i, 0, 0),
-			Note: fmt.Sprintf("%s, %s rounds", acc.name(), count(acc.Rounds)), Chart: c,
+			Note: fmt.Sprintf("%s, %s", acc.name(), quantity(acc.Rounds, "round")), Chart: c,
 		})
 	}
 	return out
@@ -286,7 +287,7 @@ func (run Run) slotDifferences() []facet {
 			c.Marks = append(c.Marks, shape{mark(3, x, a.y(*e.Value)), class, tip})
 		}
 		a.xTitle("slot")
-		out = append(out, facet{Name: p.A + " − " + p.B, Note: fmt.Sprintf("%d shared sequences", p.Sequences), Chart: c})
+		out = append(out, facet{Name: p.A + " − " + p.B, Note: quantity(int64(p.Sequences), "shared sequence"), Chart: c})
 	}
 	return out
 }

@@ -90,6 +90,8 @@ type Estimate struct {
 // Drafter is one drafter's numbers over one run. See docs/metrics.md for each.
 type Drafter struct {
 	Drafter          string       `json:"drafter"`
+	Note             string       `json:"note,omitempty"` // why there is nothing to show
+	Faulty           int64        `json:"faulty"`         // sequences that a fault of this drafter set aside
 	Sequences        int          `json:"sequences"`
 	Anchors          int64        `json:"anchors"`
 	Scored           int64        `json:"scored"` // slots
@@ -213,7 +215,11 @@ func Build(ctx context.Context, db *query.DB, opt Options) (*Report, error) {
 		opt.Resamples = 2000
 	}
 	l := &loader{ctx: ctx, db: db}
-	runs := l.runs()
+	rec, err := readRecorded(db.Dir())
+	if err != nil {
+		return nil, fmt.Errorf("reporting on %s: %w", db.Dir(), err)
+	}
+	runs := rec.runs(l.runs())
 	if l.err == nil && opt.Run != "" && !slices.Contains(runs, opt.Run) {
 		l.err = fmt.Errorf("%w: %s; the dataset has %q", ErrNoRun, opt.Run, runs)
 	}
@@ -229,7 +235,7 @@ func Build(ctx context.Context, db *query.DB, opt Options) (*Report, error) {
 			break
 		}
 		run := l.run(name)
-		sums := l.drafters(name)
+		sums := rec.drafters(name, l.drafters(name))
 		if l.err != nil {
 			break
 		}
@@ -241,7 +247,8 @@ func Build(ctx context.Context, db *query.DB, opt Options) (*Report, error) {
 			run.Drafters = append(run.Drafters, d)
 		}
 		l.details(name, run.Drafters)
-		var err error
+		l.faulty(name, run.Drafters)
+		rec.notes(name, run.Drafters)
 		if run.Pairs, err = comparePairs(ctx, sums, run.Drafters, opt); err != nil {
 			return nil, fmt.Errorf("reporting on %s: %w", name, err)
 		}

@@ -357,7 +357,7 @@ func TestALeadIsClaimedOnlyBeyondTheInterval(t *testing.T) {
 		{"a lead in one", 12, func(i int) int { return b2i(i == 0) }, 0, "No lead is shown between a and b: 5.000 tokens a round by the chain against 4.917 (+0.083, 95 % 0.000 to +0.250), which includes 0."},
 		{"equals", 12, func(int) int { return 0 }, 0, "a and b are equal on every shared sequence"},
 		{"too few", 3, func(int) int { return 1 }, 0, "a stands above b, but 3 shared sequences are too few to call it"},
-		{"one sequence", 1, func(int) int { return 1 }, 0, "a stands above b, but 1 shared sequences are too few to call it"},
+		{"one sequence", 1, func(int) int { return 1 }, 0, "a stands above b, but 1 shared sequence is too few to call it"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			run := gap(t, c.n, c.lead)

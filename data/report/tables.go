@@ -51,6 +51,9 @@ func (run Run) acceptanceTable() table {
 				fixed(a.AcceptLenMicro.Value, 3), interval(a.AcceptLenMicro, 3, false), count(a.Rounds), count(a.Truncated), count(a.Sequences),
 			})
 		}
+		if d.Note != "" {
+			t.rows = append(t.rows, []string{d.Drafter, none, none, none, none, none, none, "0", "0", "0"})
+		}
 	}
 	return t
 }
@@ -62,7 +65,7 @@ func (run Run) summaryTable() table {
 		head:  []string{"drafter", "sequences", "anchors", "capped", "scored slots", "eal", "expected_accepted", "top8_streak"}, left: 1,
 	}
 	for _, d := range run.Drafters {
-		if d.Anchors > 0 {
+		if d.Anchors > 0 || d.Note != "" {
 			t.rows = append(t.rows, []string{
 				d.Drafter, count(int64(d.Sequences)), count(d.Anchors), count(d.Capped), count(d.Scored),
 				withInterval(d.EAL, 3), withInterval(d.ExpectedAccepted, 3), withInterval(d.Top8Streak, 3),
@@ -86,7 +89,7 @@ func (run Run) bySlot(t table, cell func(Slot) string) table {
 			if k < len(d.Slots) {
 				row = append(row, cell(d.Slots[k]))
 			} else {
-				row = append(row, "")
+				row = append(row, pick(d.Note != "", none, ""))
 			}
 		}
 		t.rows = append(t.rows, row)
@@ -282,21 +285,29 @@ func (run Run) facts() []string {
 	if len(run.States) > 0 {
 		states = "states " + strings.Trim(fmt.Sprint(run.States), "[]")
 	}
-	lines := []string{fmt.Sprintf("%s sequences, %s tokens, %s of them generated; %s", count(run.Sequences), count(run.Tokens), count(run.Generated), states)}
+	lines := []string{fmt.Sprintf("%s, %s, %s of them generated; %s", quantity(run.Sequences, "sequence"), quantity(run.Tokens, "token"), count(run.Generated), states)}
 	if a := run.Agreement; a.Value == nil {
 		lines = append(lines, "agreement of the text with the target's argmax: n/a")
 	} else {
-		lines = append(lines, fmt.Sprintf("agreement of the text with the target's argmax: %.4f (%s of %s positions)", *a.Value, count(a.Hits), count(a.Of)))
+		lines = append(lines, fmt.Sprintf("agreement of the text with the target's argmax: %.4f (%s of %s)", *a.Value, count(a.Hits), quantity(a.Of, "position")))
 	}
 	if n := len(run.Looped); n > 0 {
 		lines = append(lines, fmt.Sprintf("%d %s fell into a loop, which flatters every drafter: %s", n, pick(n > 1, "texts", "text"), strings.Join(run.Looped[:min(n, 8)], " ")+pick(n > 8, " …", "")))
+	}
+	for _, d := range run.Drafters {
+		switch {
+		case d.Note != "":
+			lines = append(lines, fmt.Sprintf("drafter %s: n/a, %s", d.Drafter, d.Note))
+		case d.Faulty > 0:
+			lines = append(lines, fmt.Sprintf("drafter %s: set aside by faults in %s", d.Drafter, quantity(d.Faulty, "sequence")))
+		}
 	}
 	return lines
 }
 
 // method says how intervals were made.
 func (r *Report) method() string {
-	return fmt.Sprintf("Intervals are 95 %% percentile intervals of a bootstrap over sequences (%s resamples, seed %d), each comparison taken by itself. n/a: nothing was counted, or fewer than two sequences.", count(int64(r.Resamples)), r.Seed)
+	return fmt.Sprintf("Intervals are 95 %% percentile intervals of a bootstrap over sequences (%s, seed %d), each comparison taken by itself. n/a: nothing was counted, or fewer than two sequences.", quantity(int64(r.Resamples), "resample"), r.Seed)
 }
 
 // sweepTable is acceptanceTable with one column a drafter.
@@ -313,7 +324,7 @@ func (run Run) sweepTable() table {
 	for _, s := range slices.Compact(settings) {
 		row := []string{settingName(s.method, s.budget)}
 		for _, d := range run.Drafters {
-			cell := ""
+			cell := pick(d.Note != "", none, "")
 			for _, a := range d.Acceptance {
 				if (setting{a.Method, a.Budget}) == s {
 					cell = withInterval(a.AcceptLenMacro, 2)

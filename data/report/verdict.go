@@ -11,11 +11,27 @@ import (
 // verdict says in one sentence which drafter is better and where. It claims
 // a lead only where an interval leaves 0 out.
 func verdict(run Run) string {
-	switch len(run.Drafters) {
-	case 0:
+	var scored []Drafter
+	var unscored []string
+	for _, d := range run.Drafters {
+		if d.Sequences > 0 {
+			scored = append(scored, d)
+		} else {
+			unscored = append(unscored, d.Drafter)
+		}
+	}
+	switch {
+	case run.Sequences == 0 && len(scored) == 0 && len(run.Faults) == 0:
+		return "Nothing of this run is stored yet."
+	case len(run.Drafters) == 0:
 		return "Capture only: no drafter was replayed over this run."
-	case 1:
-		return run.Drafters[0].Drafter + " is the only drafter of this run: there is nothing to compare it with."
+	case len(scored) == 0:
+		return fmt.Sprintf("No sequence was scored by %s.", list(unscored))
+	case len(run.Drafters) == 1:
+		return scored[0].Drafter + " is the only drafter of this run: there is nothing to compare it with."
+	case len(scored) == 1:
+		return fmt.Sprintf("%s is the only drafter with a scored sequence, %s %s none: there is nothing to compare it with.",
+			scored[0].Drafter, list(unscored), pick(len(unscored) > 1, "have", "has"))
 	}
 	if len(run.Pairs) == 0 {
 		return "The drafters share no sequence: they cannot be compared."
@@ -30,13 +46,14 @@ func verdict(run Run) string {
 	var b strings.Builder
 	numbers := fmt.Sprintf("%s %s against %s (%s, %s)", fixed(head.A, 3), head.unit(), fixed(head.B, 3),
 		signed(head.Difference.Value, 3), interval(head.Difference, 3, true))
+	n := head.Wins + head.Ties + head.Losses
 	switch {
 	case head.Ahead() > 0:
 		fmt.Fprintf(&b, "%s is better than %s: %s", p.A, p.B, numbers)
 	case head.Wins+head.Losses == 0:
 		fmt.Fprintf(&b, "%s and %s are equal on every shared sequence: %s %s each", p.A, p.B, fixed(head.A, 3), head.unit())
-	case head.Wins+head.Ties+head.Losses < enough:
-		fmt.Fprintf(&b, "%s stands above %s, but %d shared sequences are too few to call it: %s", p.A, p.B, head.Wins+head.Ties+head.Losses, numbers)
+	case n < enough:
+		fmt.Fprintf(&b, "%s stands above %s, but %s too few to call it: %s", p.A, p.B, quantity(int64(n), "shared sequence")+pick(n == 1, " is", " are"), numbers)
 	case head.Difference.Low == nil:
 		fmt.Fprintf(&b, "%s stands above %s, but the shared sequences give no interval: %s", p.A, p.B, numbers)
 	default:
@@ -62,6 +79,9 @@ func verdict(run Run) string {
 	}
 	if len(open) > 0 {
 		fmt.Fprintf(&b, "; no lead over %s is shown", list(open))
+	}
+	if len(unscored) > 0 {
+		fmt.Fprintf(&b, "; %s %s no scored sequence", list(unscored), pick(len(unscored) > 1, "have", "has"))
 	}
 	return b.String() + "."
 }
@@ -106,7 +126,7 @@ func (p Pair) where(head *Difference) string {
 		}
 		if len(budgets) > 0 {
 			places = append(places, fmt.Sprintf("with %s%s of %s", pick(len(budgets) == trees && trees > 1, "all ", ""),
-				pick(len(budgets) > 1, "trees", "a tree"), numbers(budgets))+" nodes")
+				pick(len(budgets) > 1, "trees", "a tree"), numbers(budgets))+pick(len(budgets) == 1 && budgets[0] == 1, " node", " nodes"))
 		}
 		if len(slots) > 0 {
 			places = append(places, fmt.Sprintf("at %s %s", pick(len(slots) > 1, "slots", "slot"), ranges(slots)))
@@ -125,7 +145,7 @@ func (d Difference) unit() string {
 	case d.Method == schemas.MethodChain:
 		return "tokens a round by the chain"
 	}
-	return fmt.Sprintf("tokens a round by trees of %d nodes", d.Budget)
+	return "tokens a round by trees of " + quantity(d.Budget, "node")
 }
 
 func pick(cond bool, yes, no string) string {
