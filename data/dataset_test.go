@@ -68,7 +68,7 @@ func TestAnotherCaptureUnderTheSameNameIsRefused(t *testing.T) {
 		"weights":   {func(r *Run) { r.Fingerprints.Weights = "w2" }, "weights was w1 and is now w2"},
 		"tokenizer": {func(r *Run) { r.Fingerprints.Tokenizer = "" }, "tokenizer was t1"},
 		"template":  {func(r *Run) { r.Fingerprints.Template = "x" }, "chat template"},
-		"options":   {func(r *Run) { r.Options = map[string]string{"max_new": "17"} }, "max_new:17"},
+		"options":   {func(r *Run) { r.Options = map[string]string{"max_new": "17"} }, "max_new was 16 and is now 17"},
 		"states":    {func(r *Run) { r.States = []int{0, 2} }, "states was [0 2 4] and is now [0 2]"},
 		"dtype":     {func(r *Run) { r.DType = schemas.F32 }, "dtype was bf16 and is now f32"},
 		"engine":    {func(r *Run) { r.Engine = "vllm" }, "engine"},
