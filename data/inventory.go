@@ -144,6 +144,10 @@ func (t *taking) judge(ctx context.Context) error {
 	return err
 }
 
+func (f *takenFile) isMarker() bool {
+	return f.table == schemas.TableSequences || f.table == schemas.TableRounds
+}
+
 func (f *takenFile) judge() {
 	err := f.read()
 	if err != nil && !exists(f.path) {
@@ -167,7 +171,7 @@ func (f *takenFile) read() error {
 			return err
 		}
 	}
-	if isMarker := f.table == schemas.TableSequences || f.table == schemas.TableRounds; !isMarker || !o.ours() {
+	if !f.isMarker() || !o.ours() {
 		return nil
 	}
 	if err := json.Unmarshal([]byte(o.kv(keyGroup)), &f.siblings); err != nil {
@@ -198,6 +202,9 @@ func (t *taking) join() {
 		switch {
 		case f.marker == "" && f.reason != "":
 			cause[f.path] = f.path
+			if _, ok := parseGroup(filepath.Base(f.path)); ok && f.isMarker() {
+				f.reason += "; restore it, or delete it and run the same command again"
+			}
 		case f.marker == "":
 			t.joinSiblings(f, cause)
 		case t.by[f.marker] == nil && exists(f.marker):
