@@ -131,7 +131,7 @@ func (j *job) finish(sum pipeline.Summary) error {
 	case sum.Drained:
 		return exitError{exitPartial, errors.New("stopped early, with everything so far stored; the same command goes on from here")}
 	case len(faults) > 0:
-		return exitError{exitPartial, fmt.Errorf("%d faults: what they concern was set aside, the rest is stored and scored", len(faults))}
+		return exitError{exitPartial, fmt.Errorf("faults: %d; what they concern was set aside, the rest is stored and scored", len(faults))}
 	}
 	return nil
 }
