@@ -29,6 +29,44 @@ type shedNote struct {
 	Rows      int64 `json:"rows"`
 }
 
+// What a source says of itself. A source that was told to stop early sends
+// the same end-of-run markers as one that has no more.
+const (
+	sourceRunning = "running"
+	sourceStopped = "stopped early"
+	sourceEnded   = "ended"
+)
+
+func (s *Session) noteSource(ctx context.Context, state string) error {
+	return s.patiently(ctx, func(ctx context.Context) error {
+		kv, err := s.notes(ctx)
+		if err == nil {
+			_, err = kv.Put(ctx, noteKey(s.cfg.Run, "source"), []byte(state))
+		}
+		if err != nil {
+			return fmt.Errorf("noting that the source is %s: %w", state, err)
+		}
+		return nil
+	})
+}
+
+// unfinished says that the source means to go on, or somebody is to resume it.
+// One that left no note is taken by its markers.
+func (s *Session) unfinished(ctx context.Context) (bool, error) {
+	kv, err := s.notes(ctx)
+	if err != nil {
+		return false, err
+	}
+	e, err := kv.Get(ctx, noteKey(s.cfg.Run, "source"))
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("reading the state of the source: %w", err)
+	}
+	return string(e.Value()) != sourceEnded, nil
+}
+
 func openBucket(ctx context.Context, js jetstream.JetStream, cfg jetstream.KeyValueConfig) (jetstream.KeyValue, error) {
 	kv, err := js.KeyValue(ctx, cfg.Bucket)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {

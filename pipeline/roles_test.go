@@ -240,6 +240,37 @@ func TestAResumedSourceIsToldWhatIsPublished(t *testing.T) {
 	}
 }
 
+func TestASourceThatIsStoppedEarlyHasNotEnded(t *testing.T) {
+	mem := checked(t)
+	srv := external(t, server.Options{JetStream: true, StoreDir: t.TempDir()})
+	cfg := roleConfig(srv.ClientURL())
+	var kept shelves
+	drain := make(chan struct{})
+	close(drain)
+	early := cfg
+	early.Drain = drain
+	src := &testSource{mem: mem, ids: ids(10), records: 3, rows: 40}
+	if sum, err := role(t, early).Publish(t.Context(), src); err != nil || !sum.Drained {
+		t.Fatal(sum, err)
+	}
+	s := role(t, cfg)
+	stored := make(chan error, 1)
+	go func() { stored <- s.Store(t.Context(), kept.sink) }()
+	select {
+	case err := <-stored:
+		t.Fatalf("the store ended before its source: %v", err)
+	case <-time.After(time.Second):
+	}
+	if _, err := role(t, cfg).Publish(t.Context(), src); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-stored; err != nil {
+		t.Fatal(err)
+	}
+	capture, _ := want(ids(10), 3, 40)
+	kept.of("").check(t, CaptureStream, capture)
+}
+
 func TestAFullStreamShedsWholeSequencesAndCountsThem(t *testing.T) {
 	mem := checked(t)
 	srv := external(t, server.Options{JetStream: true, StoreDir: t.TempDir()})

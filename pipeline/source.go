@@ -19,7 +19,18 @@ import (
 // [Config.WhenFull] says.
 func (s *Session) Publish(ctx context.Context, src Source) (Summary, error) {
 	v := s.begin()
-	drained, err := v.publishAll(ctx, src)
+	err := v.noteSource(ctx, sourceRunning)
+	drained := false
+	if err == nil {
+		drained, err = v.publishAll(ctx, src)
+	}
+	if err == nil {
+		state := sourceEnded
+		if drained {
+			state = sourceStopped
+		}
+		err = v.noteSource(ctx, state)
+	}
 	sum := Summary{Progress: v.progress.snapshot(), Drained: drained, Partitions: v.partitions}
 	if err != nil && ctx.Err() != nil {
 		err = fmt.Errorf("source of run %s stopped before its end: %w", s.cfg.Run, err)

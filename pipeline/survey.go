@@ -132,11 +132,15 @@ func (s *Session) Survey(ctx context.Context) (Survey, error) {
 }
 
 // ends are the numbers of the markers with which the source has ended the
-// run on each partition. It returns nil while one is missing.
+// run on each partition. It returns nil while one is missing, and while the
+// source is not done.
 func (s *Session) ends(ctx context.Context, capture jetstream.Stream) ([]uint64, error) {
 	n, err := strconv.Atoi(capture.CachedInfo().Config.Metadata[metaPartitions])
 	if err != nil {
 		return nil, fmt.Errorf("%w: stream %s was not made by draftscope", ErrConfig, capture.CachedInfo().Config.Name)
+	}
+	if more, err := s.unfinished(ctx); more || err != nil {
+		return nil, err
 	}
 	ends := make([]uint64, n)
 	for p := range n {

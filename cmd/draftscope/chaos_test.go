@@ -253,7 +253,7 @@ func (c *chaos) run(want string) error {
 		}
 		grow()
 	}()
-	deadline := time.Now().Add(3 * time.Minute)
+	deadline := time.Now().Add(90 * time.Second)
 	for {
 		busy := c.mind()
 		if len(busy) == 0 {
@@ -261,6 +261,8 @@ func (c *chaos) run(want string) error {
 		}
 		if time.Now().After(deadline) {
 			for _, role := range busy {
+				c.roles[role].signal(syscall.SIGQUIT) // prints its goroutines
+				<-c.roles[role].done
 				c.t.Logf("%s:\n%s", role, c.roles[role].log.String())
 			}
 			return fmt.Errorf("%v did not end", busy)
