@@ -193,12 +193,12 @@ func (s *Session) list(ctx context.Context, prefix string) (map[string][]byte, e
 	if err != nil {
 		return nil, err
 	}
-	keys, err := kv.ListKeysFiltered(ctx, prefix+".*")
+	keys, err := s.noteKeys(ctx, prefix+".*")
 	if err != nil {
-		return nil, fmt.Errorf("listing notes: %w", err)
+		return nil, err
 	}
 	out := map[string][]byte{}
-	for key := range keys.Keys() {
+	for _, key := range keys {
 		e, err := kv.Get(ctx, key)
 		if errors.Is(err, jetstream.ErrKeyNotFound) {
 			continue
@@ -209,6 +209,24 @@ func (s *Session) list(ctx context.Context, prefix string) (map[string][]byte, e
 		out[unescapeToken(strings.TrimPrefix(key, prefix+"."))] = e.Value()
 	}
 	return out, nil
+}
+
+// noteKeys lists the keys of notes that match, by one question to the server.
+func (s *Session) noteKeys(ctx context.Context, pattern string) ([]string, error) {
+	stream, err := s.js.Stream(ctx, "KV_"+notesBucket)
+	if err != nil {
+		return nil, fmt.Errorf("listing notes: %w", err)
+	}
+	const prefix = "$KV." + notesBucket + "."
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(prefix+pattern))
+	if err != nil {
+		return nil, fmt.Errorf("listing notes: %w", err)
+	}
+	var keys []string
+	for subject := range info.State.Subjects {
+		keys = append(keys, strings.TrimPrefix(subject, prefix))
+	}
+	return keys, nil
 }
 
 // Groups lists the groups of workers that the run has had, by name.
@@ -256,16 +274,15 @@ func (s *Session) noteShed(ctx context.Context, nonce string, n shedNote) error 
 
 // Runs lists the described runs of the server, of whatever name the session is.
 func (s *Session) Runs(ctx context.Context) ([]string, error) {
-	kv, err := s.notes(ctx)
+	if _, err := s.notes(ctx); err != nil {
+		return nil, err
+	}
+	keys, err := s.noteKeys(ctx, "*.about")
 	if err != nil {
 		return nil, err
 	}
-	keys, err := kv.ListKeysFiltered(ctx, "*.about")
-	if err != nil {
-		return nil, fmt.Errorf("listing runs: %w", err)
-	}
 	var runs []string
-	for key := range keys.Keys() {
+	for _, key := range keys {
 		runs = append(runs, unescapeToken(strings.TrimSuffix(key, ".about")))
 	}
 	slices.Sort(runs)

@@ -21,8 +21,9 @@ import (
 )
 
 var (
-	chaosRuns = flag.Int("chaos.runs", 2, "runs of the fault campaign")
-	chaosSeed = flag.Uint64("chaos.seed", 1, "seed of its first run; each run has the next")
+	chaosRuns  = flag.Int("chaos.runs", 2, "runs of the fault campaign")
+	chaosFault = flag.Int("chaos.fault", -1, "always this fault, by its number in the code")
+	chaosSeed  = flag.Uint64("chaos.seed", 1, "seed of its first run; each run has the next")
 )
 
 // chaos is one disturbed run: a source, two workers and a store as processes,
@@ -115,7 +116,11 @@ func (c *chaos) disturb() bool {
 	}
 	before := len(c.log)
 	all := []string{"source", "worker0", "worker1", "store"}
-	switch what := c.rng.IntN(8); what {
+	what := c.rng.IntN(8)
+	if *chaosFault >= 0 {
+		what = *chaosFault
+	}
+	switch what {
 	case 0, 1:
 		if p := c.victim(all...); p != nil {
 			c.note("kill -9 %s", p.name)
