@@ -25,13 +25,9 @@ const crashSequences = 24
 
 func crashID(i int) string { return fmt.Sprintf("p%04d", i) }
 
-// TestWriterThatIsKilled is the process that the next test kills. It captures
+// writeUntilKilled is the process that the next test kills. It captures
 // and scores every sequence that is not stored yet, three to a commit.
-func TestWriterThatIsKilled(t *testing.T) {
-	dir := os.Getenv(crashDir)
-	if dir == "" {
-		t.Skip("only runs as the child of TestKilledWritersStoreEverythingOnce")
-	}
+func writeUntilKilled(t *testing.T, dir string) {
 	d := mustCreate(t, dir)
 	run := testRun("r1", 32, schemas.BF16)
 	if err := d.AddRun(run); err != nil {
@@ -70,6 +66,10 @@ func TestWriterThatIsKilled(t *testing.T) {
 }
 
 func TestKilledWritersStoreEverythingOnce(t *testing.T) {
+	if dir := os.Getenv(crashDir); dir != "" { // the child
+		writeUntilKilled(t, dir)
+		return
+	}
 	rng := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))
 	dir := t.TempDir()
 	kills, inside := 0, 0
@@ -95,7 +95,7 @@ func TestKilledWritersStoreEverythingOnce(t *testing.T) {
 // dataset; 0 lets it live. It reports whether the writer got to its end.
 func runWriter(t *testing.T, dir string, after time.Duration) (finished bool) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestWriterThatIsKilled$", "-test.count=1")
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestKilledWritersStoreEverythingOnce$", "-test.count=1")
 	cmd.Env = append(os.Environ(), crashDir+"="+dir)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
