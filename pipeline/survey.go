@@ -159,7 +159,7 @@ func (s *Session) ends(ctx context.Context, capture jetstream.Stream) ([]uint64,
 	return ends, nil
 }
 
-// read says that role has acknowledged everything up to ends.
+// upTo says that role has acknowledged everything up to ends.
 func upTo(floors map[roleAt]uint64, role string, ends []uint64) bool {
 	for p, end := range ends {
 		if floors[roleAt{role, p}] < end {
@@ -169,21 +169,30 @@ func upTo(floors map[roleAt]uint64, role string, ends []uint64) bool {
 	return true
 }
 
+// over is where the source's last run ended in each partition of the capture,
+// and how far each of its readers has come; nil ends while it goes on.
+func (s *Session) over(ctx context.Context) (ends []uint64, floors map[roleAt]uint64, err error) {
+	capture, err := s.js.Stream(ctx, StreamName(s.cfg.Run, CaptureStream))
+	if err != nil {
+		return nil, nil, fmt.Errorf("looking whether run %s is over: %w", s.cfg.Run, err)
+	}
+	if ends, err = s.ends(ctx, capture); ends == nil || err != nil {
+		return nil, nil, err
+	}
+	floors, err = consumerFloors(ctx, capture)
+	return ends, floors, err
+}
+
 // Drafted says that the source has ended and the group's results of
 // everything it published are in the server.
 func (s *Session) Drafted(ctx context.Context, group string) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.ConnectTimeout)
 	defer cancel()
-	capture, err := s.js.Stream(ctx, StreamName(s.cfg.Run, CaptureStream))
-	if err != nil {
-		return false, fmt.Errorf("looking whether run %s is over: %w", s.cfg.Run, err)
-	}
-	ends, err := s.ends(ctx, capture)
+	ends, floors, err := s.over(ctx)
 	if ends == nil || err != nil {
 		return false, err
 	}
-	floors, err := consumerFloors(ctx, capture)
-	return err == nil && upTo(floors, roleOf(group), ends), err
+	return upTo(floors, roleOf(group), ends), nil
 }
 
 // Stored says that the source has ended, and that everything it published and
@@ -191,17 +200,12 @@ func (s *Session) Drafted(ctx context.Context, group string) (bool, error) {
 func (s *Session) Stored(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.ConnectTimeout)
 	defer cancel()
-	capture, err := s.js.Stream(ctx, StreamName(s.cfg.Run, CaptureStream))
-	if err != nil {
-		return false, fmt.Errorf("looking whether run %s is over: %w", s.cfg.Run, err)
-	}
-	ends, err := s.ends(ctx, capture)
+	ends, floors, err := s.over(ctx)
 	if ends == nil || err != nil {
 		return false, err
 	}
-	floors, err := consumerFloors(ctx, capture)
-	if err != nil || !upTo(floors, roleStore, ends) {
-		return false, err
+	if !upTo(floors, roleStore, ends) {
+		return false, nil
 	}
 	groups, err := s.Groups(ctx)
 	if err != nil {
