@@ -207,7 +207,7 @@ func (d *Dataset) AddRun(r Run) error {
 		if have.Name != r.Name {
 			continue
 		}
-		if what := have.difference(r); what != "" {
+		if what := have.Difference(r); what != "" {
 			return fmt.Errorf("adding run %s to %s: %w: %s; give another --run name or another --out folder", r.Name, d.dir, ErrMismatch, what)
 		}
 		return nil
@@ -352,8 +352,8 @@ func (r Run) validate() error {
 	return errors.Join(errs...)
 }
 
-// difference names the first thing in which other is not a continuation of r.
-func (r Run) difference(other Run) string {
+// Difference names the first thing in which other is not a continuation of r.
+func (r Run) Difference(other Run) string {
 	return firstDifference(
 		pair{"weights", r.Fingerprints.Weights, other.Fingerprints.Weights},
 		pair{"tokenizer", r.Fingerprints.Tokenizer, other.Fingerprints.Tokenizer},

@@ -68,28 +68,13 @@ func draftJob(ctx context.Context, j *job, s streamFlags, group string, once boo
 	}
 	j.opened.add(session)
 	record, err := j.awaitRun(ctx, session)
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || err == nil && record == nil {
 		return exitError{exitPartial, errors.New("stopped before the run began")}
 	}
 	if err != nil {
 		return err
 	}
-	if record == nil {
-		return exitError{exitPartial, errors.New("stopped before the run began")}
-	}
-	if j.target == "" {
-		j.target = record.Target
-	}
-	if err := j.openTarget(j.target); err != nil {
-		return err
-	}
-	if got := j.model.Fingerprint(); got != record.Fingerprints.Weights {
-		return badUsage("target %s has the fingerprint %.12s and run %s is captured from %.12s; give the --target that it is captured from", j.place.label, got, j.run, record.Fingerprints.Weights)
-	}
-	if err := j.openDrafters(); err != nil {
-		return err
-	}
-	if err := j.needStates(*record); err != nil {
+	if err := j.openModelsOf(*record); err != nil {
 		return err
 	}
 	if group, err = j.joinGroup(ctx, session, group); err != nil {

@@ -136,6 +136,16 @@ func (j *job) finish(sum pipeline.Summary) error {
 	return nil
 }
 
+// conclude reports, after all that was to be moved has been. What was set
+// aside or left decides the exit code, unless the report fails.
+func (j *job) conclude(ctx context.Context, sum pipeline.Summary) error {
+	finishErr := j.finish(sum)
+	if err := j.report(ctx); err != nil {
+		return err
+	}
+	return finishErr
+}
+
 // discard is the sink of captures that are stored already.
 type discard struct{}
 

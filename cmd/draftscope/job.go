@@ -59,10 +59,15 @@ type faultList struct {
 func (f *faultList) add(fault pipeline.Fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.list = append(f.list, schemas.Fault{
-		SeqID: fault.Seq, Chunk: int32(fault.Chunk), Check: fault.Check,
-		Detail: fault.Stream + ": " + fault.Detail, At: time.Now().UTC(),
-	})
+	f.list = append(f.list, faultRow(fault))
+}
+
+// faultRow is a fault of the stream as the table faults has it.
+func faultRow(f pipeline.Fault) schemas.Fault {
+	return schemas.Fault{
+		SeqID: f.Seq, Chunk: int32(f.Chunk), Check: f.Check,
+		Detail: f.Stream + ": " + f.Detail, At: time.Now().UTC(),
+	}
 }
 
 func newJob(flags jobFlags, out streams) *job {
@@ -126,6 +131,24 @@ func (j *job) openDrafters() (err error) {
 	j.taps = slices.Compact(j.taps)
 	j.say("drafters: %s", strings.Join(j.names, ", "))
 	return nil
+}
+
+// openModelsOf loads the target that a run was captured from, unless --target
+// names the folder where it lies now, and the drafters to put on that run.
+func (j *job) openModelsOf(r data.Run) error {
+	if j.target == "" {
+		j.target = r.Target
+	}
+	if err := j.openTarget(j.target); err != nil {
+		return err
+	}
+	if got := j.model.Fingerprint(); got != r.Fingerprints.Weights {
+		return badUsage("target %s has the fingerprint %.12s and run %s was captured from %.12s; give the --target that it was captured from", j.place.label, got, r.Name, r.Fingerprints.Weights)
+	}
+	if err := j.openDrafters(); err != nil {
+		return err
+	}
+	return j.needStates(r)
 }
 
 // chooseStates turns --states into numbers. A run that exists keeps its own

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -181,6 +183,12 @@ func openDrafter(name string, p place, host drafter.Host, dev cuda.Device) (d *d
 		return nil, "", modelError(p, err)
 	}
 	return d, fingerprintOf(config, weights.Fingerprint()), nil
+}
+
+// fingerprintOf hashes a model's configuration and weights' fingerprint.
+func fingerprintOf(config []byte, weights string) string {
+	sum := sha256.Sum256(append([]byte(weights), config...))
+	return hex.EncodeToString(sum[:8])
 }
 
 func pathIn(p place, name string) string {

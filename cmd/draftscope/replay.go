@@ -54,19 +54,7 @@ func replayJob(ctx context.Context, j *job, dataset string) (err error) {
 	ctx, stop := j.signals(ctx)
 	defer stop()
 	defer func() { err = errors.Join(err, j.opened.Close()) }()
-	if j.target == "" {
-		j.target = record.Target
-	}
-	if err := j.openTarget(j.target); err != nil {
-		return err
-	}
-	if got := j.model.Fingerprint(); got != record.Fingerprints.Weights {
-		return badUsage("target %s has the fingerprint %.12s and run %s was captured from %.12s; give the --target that it was captured from", j.place.label, got, j.run, record.Fingerprints.Weights)
-	}
-	if err := j.openDrafters(); err != nil {
-		return err
-	}
-	if err := j.needStates(record); err != nil {
+	if err := j.openModelsOf(record); err != nil {
 		return err
 	}
 	if err := j.openDataset(dataset); err != nil {
@@ -92,11 +80,7 @@ func replayJob(ctx context.Context, j *job, dataset string) (err error) {
 	if err != nil {
 		return err
 	}
-	finishErr := j.finish(sum)
-	if err := j.report(ctx); err != nil {
-		return err
-	}
-	return finishErr
+	return j.conclude(ctx, sum)
 }
 
 // toReplay is what some drafter has not scored, of the first --limit

@@ -87,9 +87,6 @@ func (j *job) report(ctx context.Context) error {
 	case errors.Is(err, query.ErrNoDuckDB):
 		j.say("no report: %v", err)
 		return nil
-	case errors.Is(err, report.ErrNoRun):
-		j.say("no report: nothing is stored yet")
-		return nil
 	case err != nil && ctx.Err() != nil:
 		return exitError{exitPartial, errors.New("stopped while reporting; everything is stored")}
 	}

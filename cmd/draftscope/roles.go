@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -82,15 +81,6 @@ func runRecord(ctx context.Context, session *pipeline.Session) (r data.Run, ok b
 	return r, true, nil
 }
 
-// equalRuns compares how two runs' states come to be.
-func equalRuns(a, b data.Run) bool {
-	a.Target, b.Target = "", ""
-	a.CreatedAt, b.CreatedAt = time.Time{}, time.Time{}
-	x, err := json.Marshal(a)
-	y, err2 := json.Marshal(b)
-	return err == nil && err2 == nil && bytes.Equal(x, y)
-}
-
 // streamJob is capture --stream-only.
 func streamJob(ctx context.Context, j *job, s streamFlags) (err error) {
 	if err := errors.Join(j.validate(), needServer(j.nats)); err != nil {
@@ -111,10 +101,8 @@ func streamJob(ctx context.Context, j *job, s streamFlags) (err error) {
 	if err := j.openTarget(j.target); err != nil {
 		return err
 	}
-	if j.states.word == "taps" && j.place.label == demoTarget {
-		if err := j.demoTaps(); err != nil {
-			return err
-		}
+	if err := j.demoTaps(); err != nil {
+		return err
 	}
 	if have, ok, err := runRecord(ctx, session); err != nil {
 		return jobError(err)
@@ -180,8 +168,11 @@ func (j *job) describeRun(ctx context.Context, session *pipeline.Session, r data
 		return jobError(err)
 	}
 	var have data.Run
-	if err := json.Unmarshal(inForce, &have); err != nil || !equalRuns(have, r) {
-		return badUsage("run %s on the server was begun with another target or other settings; give another --run, or the same ones", j.run)
+	if err := json.Unmarshal(inForce, &have); err != nil {
+		return fmt.Errorf("reading the description of run %s on the server: %w", j.run, err)
+	}
+	if what := have.Difference(r); what != "" {
+		return badUsage("run %s on the server was begun with another target or other settings: %s; give another --run, or the same ones", j.run, what)
 	}
 	return nil
 }

@@ -105,10 +105,8 @@ func captureJob(ctx context.Context, j *job, score bool) (err error) {
 		if err := j.openDrafters(); err != nil {
 			return err
 		}
-	} else if j.states.word == "taps" && j.place.label == demoTarget {
-		if err := j.demoTaps(); err != nil {
-			return err
-		}
+	} else if err := j.demoTaps(); err != nil {
+		return err
 	}
 	// The inputs are checked against the model before anything is written.
 	source, err := j.newSource(inputs, nil, nil)
@@ -132,11 +130,7 @@ func captureJob(ctx context.Context, j *job, score bool) (err error) {
 	if err != nil {
 		return err
 	}
-	finishErr := j.finish(sum)
-	if err := j.report(ctx); err != nil {
-		return err
-	}
-	return finishErr
+	return j.conclude(ctx, sum)
 }
 
 // capture moves what is not stored or scored yet.
@@ -198,8 +192,12 @@ func (j *job) newSource(inputs []target.Input, states []int, skip func(string) b
 	})
 }
 
-// demoTaps reads the taps of the shipped drafters.
+// demoTaps reads the taps of the shipped drafters, which are what --states
+// taps means to a capture of the shipped target.
 func (j *job) demoTaps() error {
+	if j.states.word != "taps" || j.place.label != demoTarget {
+		return nil
+	}
 	if err := j.openDrafters(); err != nil {
 		return err
 	}

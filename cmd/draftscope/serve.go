@@ -186,10 +186,7 @@ func (s *storeJob) session(run string) pipeline.Config {
 		Run: run, URL: s.nats, Server: s.server, Replicas: s.replicas, Once: s.once, Groups: s.groups, Drain: s.drain,
 		AckWait: s.ackWait, LeaseTTL: s.lease, CommitIdle: s.idle, Logger: s.log, OnCommit: s.mon.committed,
 		OnFault: func(f pipeline.Fault) {
-			err := s.ds.AddFaults(run, []schemas.Fault{{
-				SeqID: f.Seq, Chunk: int32(f.Chunk), Check: f.Check, Detail: f.Stream + ": " + f.Detail, At: time.Now().UTC(),
-			}})
-			if err != nil {
+			if err := s.ds.AddFaults(run, []schemas.Fault{faultRow(f)}); err != nil {
 				s.log.Error("storing a fault", "run", run, "fault", f.Error(), "error", err)
 			}
 		},
