@@ -20,7 +20,11 @@ import (
 type CompactConfig struct {
 	// TargetBytes is how large a file of states may become; 0 means 256 MiB.
 	TargetBytes int64
+	// Merged, when not nil, hears of each merge that is done.
+	Merged func(Merge)
 }
+
+const defaultCompacted = 256 << 20
 
 // Validate reports what of the config cannot be used.
 func (c CompactConfig) Validate() error {
@@ -70,7 +74,7 @@ func (d *Dataset) compact(ctx context.Context, run string, cfg CompactConfig) (d
 	if err := d.recoverCompaction(); err != nil { // of a Compact that failed
 		return done, err
 	}
-	batches, err := d.planCompaction(run, cmp.Or(cfg.TargetBytes, 256<<20))
+	batches, err := d.planCompaction(run, cmp.Or(cfg.TargetBytes, defaultCompacted))
 	if err != nil {
 		return done, err
 	}
@@ -85,6 +89,9 @@ func (d *Dataset) compact(ctx context.Context, run string, cfg CompactConfig) (d
 		done.Groups += len(b)
 		done.Into++
 		done.Bytes += n
+		if cfg.Merged != nil {
+			cfg.Merged(mergeOf(b))
+		}
 	}
 	return done, nil
 }

@@ -72,13 +72,12 @@ type taking struct {
 // take lists and judges every file. It reports whether files were moved
 // meanwhile, so that the list is of no one moment.
 func (t *taking) take(ctx context.Context) (moved bool, err error) {
-	before, err := t.d.readJournal()
+	before, err := t.d.readMoves()
 	if err != nil {
 		return false, err
 	}
-	replaced := t.d.replaced(before)
 	for _, table := range inventoried {
-		if err := t.list(ctx, table, replaced); err != nil {
+		if err := t.list(ctx, table, before); err != nil {
 			return false, err
 		}
 	}
@@ -86,15 +85,15 @@ func (t *taking) take(ctx context.Context) (moved bool, err error) {
 		return false, err
 	}
 	t.join()
-	after, err := t.d.readJournal()
+	after, err := t.d.readMoves()
 	if err != nil {
 		return false, err
 	}
 	gone := slices.ContainsFunc(t.files, func(f *takenFile) bool { return f.gone })
-	return gone || before.Run != after.Run || before.New != after.New, nil
+	return gone || !before.same(after), nil
 }
 
-func (t *taking) list(ctx context.Context, table string, replaced map[string]bool) error {
+func (t *taking) list(ctx context.Context, table string, at moves) error {
 	root := filepath.Join(t.d.dir, table)
 	return filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
 		if ctx.Err() != nil {
@@ -107,7 +106,7 @@ func (t *taking) list(ctx context.Context, table string, replaced map[string]boo
 			return nil
 		}
 		f := &takenFile{table: table, path: path, marker: t.d.markerOf(table, path)}
-		if replaced[path] || replaced[f.marker] {
+		if at.uncounted(path) || at.uncounted(f.marker) {
 			return nil
 		}
 		if err != nil {

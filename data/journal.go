@@ -50,7 +50,7 @@ func (d *Dataset) readJournal() (journal, error) {
 // content a compaction has moved to another.
 func (d *Dataset) captureMarkers(run string) ([]string, error) {
 	for {
-		before, err := d.readJournal()
+		before, err := d.readMoves()
 		if err != nil {
 			return nil, err
 		}
@@ -58,43 +58,66 @@ func (d *Dataset) captureMarkers(run string) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		after, err := d.readJournal()
+		after, err := d.readMoves()
 		if err != nil {
 			return nil, err
 		}
-		if before.Run != after.Run || before.New != after.New { // a list of two moments
+		if !before.same(after) { // a list of two moments
 			continue
 		}
-		gone := d.replaced(before)
-		return slices.DeleteFunc(paths, func(p string) bool { return gone[p] }), nil
+		return slices.DeleteFunc(paths, before.uncounted), nil
 	}
 }
 
-// replaced are the paths of the markers that do not count by the journal.
-func (d *Dataset) replaced(j journal) map[string]bool {
-	if j.New == "" || !exists(d.captureMarker(j.Run, j.New)) {
-		return nil
+// moves is the journal at one moment, and whether its new group counts.
+type moves struct {
+	journal
+	marker  string // path of the new one; empty without a journal
+	counts  bool
+	without map[string]bool // markers by path that do not count
+}
+
+func (d *Dataset) readMoves() (m moves, err error) {
+	if m.journal, err = d.readJournal(); err != nil || m.New == "" {
+		return m, err
 	}
-	gone := map[string]bool{}
+	m.marker = d.captureMarker(m.Run, m.New)
+	m.counts = exists(m.marker)
+	m.without = map[string]bool{m.marker: true}
+	if m.counts {
+		m.without = d.oldMarkers(m.journal)
+	}
+	return m, nil
+}
+
+func (m moves) same(o moves) bool { return m.marker == o.marker && m.counts == o.counts }
+
+// uncounted says that the commit of a marker does not count: it has been
+// replaced, or is about to replace others.
+func (m moves) uncounted(marker string) bool { return m.without[marker] }
+
+// oldMarkers are the paths of the markers that a compaction replaces.
+func (d *Dataset) oldMarkers(j journal) map[string]bool {
+	old := map[string]bool{}
 	for _, name := range j.Old {
-		gone[d.captureMarker(j.Run, name)] = true
+		old[d.captureMarker(j.Run, name)] = true
 	}
-	return gone
+	return old
 }
 
 // recoverCompaction ends what a compaction that died began: when its new group
 // counts it removes the old ones, else they stay. The rest of the recovery
 // removes what has no marker.
 func (d *Dataset) recoverCompaction() error {
-	j, err := d.readJournal()
-	if err != nil || j.New == "" {
+	m, err := d.readMoves()
+	if err != nil || m.New == "" {
 		return err
 	}
-	if len(d.replaced(j)) > 0 {
-		if err := d.removeOld(j); err != nil {
+	if m.counts {
+		if err := d.removeOld(m.journal); err != nil {
 			return err
 		}
-		d.log.Info("finished a compaction", "run", j.Run, "into", j.New, "groups", len(j.Old))
+		d.log.Info("finished a compaction", "run", m.Run, "into", m.New, "groups", len(m.Old))
 	}
 	return d.removeJournal()
 }

@@ -31,6 +31,7 @@ usage: draftscope COMMAND [flags]
   report    print or draw what a dataset says about its drafters
   query     ask a dataset in SQL
   inspect   say in plain words what a file or folder is
+  compact   join a dataset's many small files into few large ones
   doctor    say what works on this machine
   bench     measure the data plane beside this machine's limits
   version   print the version
@@ -75,7 +76,7 @@ func withCode(code int, err error) error {
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	commands := map[string]command{
 		"run": cmdRun, "capture": cmdCapture, "replay": cmdReplay, "serve": cmdServe, "draft": cmdDraft, "store": cmdStore, "report": cmdReport,
-		"query": cmdQuery, "inspect": cmdInspect, "doctor": cmdDoctor, "bench": cmdBench, "version": cmdVersion,
+		"query": cmdQuery, "inspect": cmdInspect, "compact": cmdCompact, "doctor": cmdDoctor, "bench": cmdBench, "version": cmdVersion,
 	}
 	if len(args) == 0 {
 		fmt.Fprint(stderr, usage)
@@ -137,8 +138,14 @@ func newFlags(name, help string, out streams) *flag.FlagSet {
 // parse takes flags before, between and after the positional arguments.
 func parse(fs *flag.FlagSet, args []string) (positional []string, err error) {
 	for {
-		if err := fs.Parse(args); err != nil {
+		// The flag package would show the whole help for every mistake.
+		help := fs.Usage
+		fs.Usage = func() {}
+		err := fs.Parse(args)
+		fs.Usage = help
+		if err != nil {
 			if errors.Is(err, flag.ErrHelp) {
+				help()
 				return nil, err
 			}
 			return nil, badUsage("%s: %w; \"draftscope %s --help\" shows the flags", fs.Name(), err, fs.Name())

@@ -28,6 +28,7 @@ func TestScripts(t *testing.T) {
 			"demo":     unpackDemo,
 			"exits":    exits,
 			"replace":  replace,
+			"split":    split,
 			"truncate": truncate,
 		},
 	})

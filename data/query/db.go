@@ -16,9 +16,11 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 )
 
 // viewsSQL defines the named numbers over the tables.
@@ -53,14 +55,16 @@ type Warning struct {
 
 func (w Warning) String() string { return w.File + ": " + w.Reason }
 
-// DB is an open dataset. Its files are those of the moment of [Open]. It is
-// safe for concurrent use.
+// DB is an open dataset. Its files are those of the moment of [Open], or of
+// when a compaction moved some of them since. It is safe for concurrent use.
 type DB struct {
 	dir      string
-	tables   map[string][]file
-	warnings []Warning
 	eng      engine
 	spill    string
+	warnings []Warning
+
+	mu     sync.RWMutex // held for reading by every query
+	tables map[string][]file
 }
 
 // engine is what a DB needs of DuckDB; see duckdb.go and noduckdb.go.
@@ -107,9 +111,6 @@ func open(ctx context.Context, dir string, opt Options) (_ *DB, err error) {
 	if err := checkFormat(db.dir); err != nil {
 		return nil, err
 	}
-	if db.tables, db.warnings, err = listFiles(ctx, db.dir); err != nil {
-		return nil, err
-	}
 	if db.spill, err = os.MkdirTemp("", "draftscope-query-"); err != nil {
 		return nil, err
 	}
@@ -118,15 +119,40 @@ func open(ctx context.Context, dir string, opt Options) (_ *DB, err error) {
 			return nil, err
 		}
 	}
+	// A compaction removes files whose rows others hold. It may come again
+	// while they are listed, but not for ever.
+	err = db.define(ctx)
+	for attempt := 0; err != nil && attempt < patience && ctx.Err() == nil && db.moved(); attempt++ {
+		err = db.define(ctx)
+	}
+	return db, err
+}
+
+// patience is how often files are listed again that were moved meanwhile.
+const patience = 5
+
+// define lists the files and makes the views.
+func (db *DB) define(ctx context.Context) (err error) {
+	if db.tables, db.warnings, err = listFiles(ctx, db.dir); err != nil {
+		return err
+	}
+	if err := db.defineTables(ctx); err != nil {
+		return err
+	}
+	// All of them or none: a second try finds none.
+	if err := db.eng.exec(ctx, "BEGIN TRANSACTION;\n"+viewsSQL+";\nCOMMIT;"); err != nil {
+		return fmt.Errorf("defining the named numbers: %w", err)
+	}
+	return nil
+}
+
+func (db *DB) defineTables(ctx context.Context) error {
 	for _, t := range tables {
-		if err := eng.exec(ctx, t.view(db.tables[t.name])); err != nil {
-			return nil, fmt.Errorf("defining view %s: %w", t.name, err)
+		if err := db.eng.exec(ctx, t.view(db.tables[t.name])); err != nil {
+			return fmt.Errorf("defining view %s: %w", t.name, err)
 		}
 	}
-	if err := eng.exec(ctx, viewsSQL); err != nil {
-		return nil, fmt.Errorf("defining the named numbers: %w", err)
-	}
-	return db, nil
+	return nil
 }
 
 // settings shuts DuckDB in: it reads the dataset, spills to one temporary
@@ -167,13 +193,51 @@ func (db *DB) Warnings() []Warning { return db.warnings }
 // else, and several statements at once, is refused with [ErrStatement]. An
 // error of DuckDB comes as one line. The caller closes the rows.
 func (db *DB) Query(ctx context.Context, sql string) (*Rows, error) {
-	rows, err := db.eng.query(ctx, sql)
+	rows, err := db.ask(ctx, sql)
+	for attempt := 0; err != nil && attempt < patience && ctx.Err() == nil && db.moved(); attempt++ {
+		if err := db.refresh(ctx); err != nil {
+			return nil, fmt.Errorf("listing the files of %s again: %w", db.dir, err)
+		}
+		rows, err = db.ask(ctx, sql)
+	}
 	if err != nil && damaged(err) {
 		if name := db.culprit(ctx, sql); name != "" {
 			return nil, fmt.Errorf("reading %s: the file is damaged; move it away and ask again: %w", name, err)
 		}
 	}
 	return rows, err
+}
+
+func (db *DB) ask(ctx context.Context, sql string) (*Rows, error) {
+	db.mu.RLock()
+	defer db.mu.RUnlock()
+	return db.eng.query(ctx, sql)
+}
+
+// moved says that a file of the views is gone.
+func (db *DB) moved() bool {
+	db.mu.RLock()
+	defer db.mu.RUnlock()
+	for _, files := range db.tables {
+		for _, f := range files {
+			if _, err := os.Stat(f.path); errors.Is(err, fs.ErrNotExist) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// refresh lists the files again and defines the tables anew.
+func (db *DB) refresh(ctx context.Context) error {
+	found, _, err := listFiles(ctx, db.dir)
+	if err != nil {
+		return err
+	}
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	db.tables = found
+	return db.defineTables(ctx)
 }
 
 // Close releases DuckDB. No Rows may be used afterwards.

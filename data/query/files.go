@@ -71,7 +71,18 @@ func newerFormat(got string) error {
 
 // listFiles finds the Parquet files of every table that count, and tests the
 // columns of each.
-func listFiles(ctx context.Context, dir string) (map[string][]file, []Warning, error) {
+func listFiles(ctx context.Context, dir string) (found map[string][]file, warnings []Warning, err error) {
+	for range patience {
+		var moved bool
+		if found, warnings, moved, err = listOnce(ctx, dir); err != nil || !moved {
+			break
+		}
+	}
+	return found, warnings, err
+}
+
+// listOnce also says whether a file went while it was looked at.
+func listOnce(ctx context.Context, dir string) (_ map[string][]file, _ []Warning, moved bool, _ error) {
 	found := make(map[string][]file)
 	var warnings []Warning
 	warn := func(path, reason string) {
@@ -80,7 +91,7 @@ func listFiles(ctx context.Context, dir string) (map[string][]file, []Warning, e
 	}
 	inv, err := data.Take(ctx, dir)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, false, err
 	}
 	for _, f := range inv.LeftOut {
 		warn(f.Path, f.Reason)
@@ -89,6 +100,7 @@ func listFiles(ctx context.Context, dir string) (map[string][]file, []Warning, e
 		for _, path := range inv.Files[t.name] {
 			f, err := t.open(filepath.Join(dir, t.name), path)
 			if err != nil {
+				moved = moved || errors.Is(err, fs.ErrNotExist)
 				warn(path, err.Error())
 				continue
 			}
@@ -96,7 +108,7 @@ func listFiles(ctx context.Context, dir string) (map[string][]file, []Warning, e
 		}
 	}
 	slices.SortStableFunc(warnings, func(a, b Warning) int { return strings.Compare(a.File, b.File) })
-	return found, warnings, nil
+	return found, warnings, moved, nil
 }
 
 // open tests the footer of one file and reads its partitions off its path.
@@ -199,6 +211,12 @@ func damaged(err error) bool {
 	return strings.Contains(msg, "ecompress") || strings.Contains(msg, "orrupt")
 }
 
+func (db *DB) filesOf(t table) []file {
+	db.mu.RLock()
+	defer db.mu.RUnlock()
+	return db.tables[t.name]
+}
+
 // culprit reads every file that sql may have read, one by one, and returns
 // the first that fails, relative to the dataset. The states are only read
 // when they are asked for, since they dwarf the rest.
@@ -207,7 +225,7 @@ func (db *DB) culprit(ctx context.Context, sql string) string {
 		if t.name == schemas.TableStates && !strings.Contains(strings.ToLower(sql), t.name) {
 			continue
 		}
-		for _, f := range db.tables[t.name] {
+		for _, f := range db.filesOf(t) {
 			rows, err := db.eng.query(ctx, "SELECT min(hash(f)) FROM "+readParquet(f.path)+" f")
 			if err == nil {
 				_, err = rows.All()

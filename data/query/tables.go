@@ -93,14 +93,14 @@ func (t table) view(files []file) string {
 		branches[head] = append(branches[head], f.path)
 	}
 	if len(branches) == 0 {
-		return fmt.Sprintf("CREATE VIEW %s AS %s WHERE false", t.name, t.selectList(file{missing: t.names()}))
+		return fmt.Sprintf("CREATE OR REPLACE VIEW %s AS %s WHERE false", t.name, t.selectList(file{missing: t.names()}))
 	}
 	heads := make([]string, 0, len(branches))
 	for head, paths := range branches {
 		heads = append(heads, head+" FROM "+readParquet(paths...))
 	}
 	slices.Sort(heads)
-	return fmt.Sprintf("CREATE VIEW %s AS %s", t.name, strings.Join(heads, "\nUNION ALL "))
+	return fmt.Sprintf("CREATE OR REPLACE VIEW %s AS %s", t.name, strings.Join(heads, "\nUNION ALL "))
 }
 
 // readParquet is the table function over these files and no others: signs that
