@@ -27,6 +27,7 @@ type decoder struct {
 // knownSchema is a schema message that was checked and read.
 type knownSchema struct {
 	schema      *arrow.Schema
+	fields      []arrow.Field // of schema, which copies them each time it is asked
 	fingerprint string
 	parts       batchParts // what a batch of it lists
 }
@@ -81,22 +82,21 @@ func (d *decoder) record(h header, data []byte) (rec arrow.Record, err error) {
 	case b.rows != h.rows || h.rows > limit:
 		return nil, fmt.Errorf("%w: %d rows, its header says %d", ErrFrame, b.rows, h.rows)
 	}
-	l := newLoader(b)
-	cols := make([]arrow.Array, known.schema.NumFields())
-	for i := range cols {
-		f := known.schema.Field(i)
+	p := newParts(len(known.fields), b.parts)
+	l := loader{batch: b, parts: p}
+	for i := range known.fields {
+		f := &known.fields[i]
 		data := l.array(f.Type)
 		if err := checkColumn(f.Name, data, h.rows, limit); err != nil {
 			return nil, err
 		}
-		cols[i] = array.MakeFromData(data)
+		p.cols[i] = array.MakeFromData(data)
 		data.Release()
 	}
-	rec = array.NewRecord(known.schema, cols, h.rows)
-	for _, c := range cols {
-		c.Release()
-	}
-	return rec, nil
+	r := &p.record
+	r.schema, r.rows, r.cols = known.schema, h.rows, p.cols
+	r.Retain()
+	return r, nil
 }
 
 // schema reads the message that a payload starts with.
@@ -128,7 +128,8 @@ func (d *decoder) schema(data []byte) (known knownSchema, rest []byte, err error
 		return known, nil, fmt.Errorf("%w: its values are %s", ErrFrame, known.schema.Endianness())
 	}
 	known.fingerprint = fingerprint(known.schema)
-	known.parts.addFields(known.schema.Fields())
+	known.fields = known.schema.Fields()
+	known.parts.addFields(known.fields)
 	if len(d.known) >= maxKnown {
 		clear(d.known)
 	}
@@ -153,21 +154,10 @@ func checkColumn(name string, data arrow.ArrayData, rows, limit int64) error {
 // them: a column's own, then its children's. It panics where the list is too
 // short, which the comparison of [batchParts] rules out.
 type loader struct {
+	*parts
 	batch        batch
 	node, buffer int
-	// One allocation of each kind, however many columns there are.
-	arrays []array.Data
-	space  []memory.Buffer
-	list   []*memory.Buffer
-}
-
-func newLoader(b batch) *loader {
-	return &loader{
-		batch:  b,
-		arrays: make([]array.Data, b.parts.nodes),
-		space:  make([]memory.Buffer, b.parts.buffers),
-		list:   make([]*memory.Buffer, b.parts.buffers),
-	}
+	used         int // of parts.space
 }
 
 // array takes one column of type t. The caller releases it.
@@ -204,7 +194,11 @@ func (l *loader) next() *memory.Buffer {
 		copy(moved, data)
 		data = moved
 	}
-	b := &l.space[l.buffer]
+	if l.used == len(l.space) {
+		l.space, l.used = make([]memory.Buffer, len(l.list)-l.buffer), 0
+	}
+	b := &l.space[l.used]
+	l.used++
 	b.Reset(data)
 	return b
 }

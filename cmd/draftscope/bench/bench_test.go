@@ -28,7 +28,7 @@ func TestEveryStageIsMeasuredAndLeavesNothingBehind(t *testing.T) {
 			t.Errorf("%s: %g MB/s, %g to %g", f.Name, f.MBps, f.Least, f.Most)
 		}
 	}
-	if len(res.Limits) != 4 || len(res.Stages) != 13 || len(said) != 1+4+13 {
+	if len(res.Limits) != 4 || len(res.Stages) != 14 || len(said) != 1+4+14 {
 		t.Errorf("%d limits, %d stages, %d lines of progress", len(res.Limits), len(res.Stages), len(said))
 	}
 	for _, r := range res.Ratios {
@@ -96,11 +96,11 @@ func TestRatiosAreTakenWithinARound(t *testing.T) {
 	samples := map[string][]sample{}
 	for name, rate := range map[string]float64{
 		"copy": 40_000, "copy-large": 20_000, "disk": 2000, "loopback": 4000, "parse": 400_000, "decode": 40_000,
-		"core-nats": 1600, "stream-tcp": 800, "plane": 400, "plane-stock": 100,
+		"core-nats": 1600, "jetstream": 1000, "stream-tcp": 800, "plane": 400, "plane-stock": 100,
 	} {
 		samples[name] = []sample{{rate: rate}, {rate: rate / 10}}
 	}
-	samples["stream"] = []sample{{cpu: 2}, {cpu: 2}}
+	samples["stream"] = []sample{{rate: 1000, cpu: 2}, {rate: 100, cpu: 2}}
 	samples["store"] = []sample{{cpu: 2}, {cpu: 2}}
 	for i := range samples["plane"] {
 		samples["plane"][i].cpu = 4
@@ -109,7 +109,9 @@ func TestRatiosAreTakenWithinARound(t *testing.T) {
 		"time to decode 1 MB / to copy it, digest apart": 0.1,
 		"the same with the digest compared":              1,
 		"core NATS over TCP / half of loopback":          0.8,
+		"JetStream file in this process / loopback":      0.25,
 		"JetStream file over TCP / loopback":             0.2,
+		"the same / a bare JetStream over TCP":           0.8,
 		"the plane / its bound of processor time":        (0.8 + 0.08) / 2, // time does enter here: a slow round fell short of its own bound
 		"the plane / the plane with stock zstd":          4,
 

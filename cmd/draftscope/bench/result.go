@@ -108,8 +108,12 @@ func ratios(samples map[string][]sample, cores float64) []Ratio {
 		func(s of) float64 { return cost(s("decode")) / cost(s("copy")) })
 	demand("core NATS over TCP / half of loopback", 0.7, false, []string{"core-nats", "loopback"},
 		func(s of) float64 { return s("core-nats").rate / (s("loopback").rate / 2) })
+	demand("JetStream file in this process / loopback", 0.18, false, []string{"stream", "loopback"},
+		func(s of) float64 { return s("stream").rate / s("loopback").rate })
 	demand("JetStream file over TCP / loopback", 0.18, false, []string{"stream-tcp", "loopback"},
 		func(s of) float64 { return s("stream-tcp").rate / s("loopback").rate })
+	demand("the same / a bare JetStream over TCP", 0.75, false, []string{"stream-tcp", "jetstream"},
+		func(s of) float64 { return s("stream-tcp").rate / s("jetstream").rate })
 	if cpuTime() > 0 {
 		// What the cores would reach if they did nothing but the stages'
 		// work, each at the cost that it has alone.

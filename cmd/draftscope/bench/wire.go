@@ -16,6 +16,7 @@ import (
 	"github.com/draftscope/draftscope/schemas"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // encode cuts records into frames.
@@ -148,6 +149,72 @@ func (b *bench) coreNATS(ctx context.Context) (n int64, err error) {
 	if err != nil {
 		return n, fmt.Errorf("measuring core NATS: %w", err)
 	}
+	return n, nil
+}
+
+// bareJetStream is what a stream in a file costs when nothing of ours is in
+// it: blocks of a message's size, published with a window of eight and read by
+// one consumer without acknowledgements, over TCP.
+func (b *bench) bareJetStream(ctx context.Context) (n int64, err error) {
+	url, stop, err := b.listen()
+	if err != nil {
+		return 0, err
+	}
+	defer stop()
+	var conns [2]*nats.Conn
+	var js [2]jetstream.JetStream
+	for i := range conns {
+		if conns[i], err = nats.Connect(url); err != nil {
+			return 0, fmt.Errorf("measuring bare JetStream: %w", err)
+		}
+		defer conns[i].Close()
+		if js[i], err = jetstream.New(conns[i], jetstream.WithPublishAsyncMaxPending(8)); err != nil {
+			return 0, fmt.Errorf("measuring bare JetStream: %w", err)
+		}
+	}
+	s, err := js[0].CreateStream(ctx, jetstream.StreamConfig{Name: "bench", Subjects: []string{"bench"}, Storage: jetstream.FileStorage})
+	if err != nil {
+		return 0, fmt.Errorf("measuring bare JetStream: %w", err)
+	}
+	_, err = s.CreateConsumer(ctx, jetstream.ConsumerConfig{Durable: "bench", AckPolicy: jetstream.AckNonePolicy})
+	if err != nil {
+		return 0, fmt.Errorf("measuring bare JetStream: %w", err)
+	}
+	in, err := js[1].Consumer(ctx, "bench", "bench")
+	if err != nil {
+		return 0, fmt.Errorf("measuring bare JetStream: %w", err)
+	}
+	payload := make([]byte, b.pool.recordBytes())
+	count := max(1, b.cfg.Bytes/int64(len(payload)))
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	b.clock.start()
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		for range count {
+			if _, err := js[0].PublishAsync("bench", payload); err != nil || ctx.Err() != nil {
+				cancel(err)
+				return
+			}
+		}
+	}()
+	defer func() { <-sent }()
+	read, err := in.Messages(jetstream.PullMaxMessages(8))
+	if err != nil {
+		cancel(err)
+		return 0, fmt.Errorf("measuring bare JetStream: %w", err)
+	}
+	defer read.Stop()
+	for range count {
+		m, err := read.Next(jetstream.NextContext(ctx))
+		if err != nil {
+			cancel(err)
+			return n, fmt.Errorf("measuring bare JetStream: %w", errors.Join(err, context.Cause(ctx)))
+		}
+		n += int64(len(m.Data()))
+	}
+	b.clock.stop()
 	return n, nil
 }
 
