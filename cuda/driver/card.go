@@ -1,0 +1,165 @@
+//go:build cuda && cgo
+
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"github.com/draftscope/draftscope/cuda"
+	"gorgonia.org/cu"
+)
+
+// Card is one device, with a stream of its own in the device's primary
+// context. All cards of one device share that context, and so can read each
+// other's memory.
+//
+// Methods marked "on the thread" may only be called from a function that runs
+// in [Card.Do].
+type Card struct {
+	Name      string // "NVIDIA H200"
+	Index     int    // as CUDA counts devices
+	Major     int    // compute capability
+	Minor     int
+	SMs       int   // multiprocessors
+	MaxShared int   // bytes of shared memory that one block may ask for
+	Total     int64 // bytes of memory
+	Driver    string
+
+	device  cu.Device
+	stream  cu.Stream
+	modules map[string]*Module
+	recent  []string // kernels launched since the last wait
+	lost    error    // set once the context is lost
+
+	work chan func()
+	quit chan struct{} // closed by Close
+	done chan struct{} // closed as the thread ends
+	once sync.Once
+}
+
+// errClosed is what a closed card answers.
+var errClosed = errors.New("the CUDA device is closed")
+
+// Open starts the driver and opens device index.
+func Open(index int) (*Card, error) {
+	if err := load(); err != nil {
+		return nil, err
+	}
+	c := &Card{Index: index, work: make(chan func()), quit: make(chan struct{}), done: make(chan struct{}), modules: map[string]*Module{}}
+	go c.run()
+	if err := c.Do(c.open); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// run is the thread that owns the context.
+func (c *Card) run() {
+	runtime.LockOSThread() // never unlocked: the thread ends with its context
+	defer close(c.done)
+	for {
+		select {
+		case f := <-c.work:
+			f()
+		case <-c.quit:
+			return
+		}
+	}
+}
+
+// Do runs f on the card's thread and returns its error. Calls from several
+// goroutines take turns.
+func (c *Card) Do(f func() error) error {
+	err := make(chan error, 1)
+	task := func() {
+		if c.lost != nil {
+			err <- c.lost
+			return
+		}
+		e := f()
+		var failure *Error
+		if errors.As(e, &failure) && failure.Fatal() {
+			c.lost = fmt.Errorf("CUDA device %d is lost to this process, run again, or use --backend cpu: %w", c.Index, e)
+		}
+		err <- e
+	}
+	select {
+	case c.work <- task:
+		return <-err
+	case <-c.done:
+		return errClosed
+	}
+}
+
+// open fills c in, on the thread.
+func (c *Card) open() (err error) {
+	n, err := cu.NumDevices()
+	if err != nil {
+		return fmt.Errorf("counting CUDA devices: %w", err)
+	}
+	if c.Index >= n {
+		return fmt.Errorf("%w: there is no CUDA device %d, the machine has %d; choose another, or use --backend cpu", cuda.ErrUnavailable, c.Index, n)
+	}
+	if c.device, err = cu.GetDevice(c.Index); err != nil {
+		return fmt.Errorf("finding CUDA device %d: %w", c.Index, err)
+	}
+	if c.Name, err = c.device.Name(); err != nil {
+		return fmt.Errorf("naming CUDA device %d: %w", c.Index, err)
+	}
+	c.Driver = versionString(cu.Version())
+	for _, a := range []struct {
+		what cu.DeviceAttribute
+		to   *int
+	}{
+		{cu.ComputeCapabilityMajor, &c.Major},
+		{cu.ComputeCapabilityMinor, &c.Minor},
+		{cu.MultiprocessorCount, &c.SMs},
+		{maxSharedOptin, &c.MaxShared},
+	} {
+		if *a.to, err = c.device.Attribute(a.what); err != nil {
+			return fmt.Errorf("reading attribute %d of %s: %w", a.what, c.Name, err)
+		}
+	}
+	if c.Major < MinMajor {
+		return fmt.Errorf("%w: %s has compute capability %d.%d, this program needs %d.0 (Ampere or later); use another device, or --backend cpu",
+			cuda.ErrUnavailable, c.Name, c.Major, c.Minor, MinMajor)
+	}
+	if c.Total, err = c.device.TotalMem(); err != nil {
+		return fmt.Errorf("reading the memory of %s: %w", c.Name, err)
+	}
+	ctx, err := c.device.RetainPrimaryCtx()
+	if err != nil {
+		return fmt.Errorf("%w: opening a context on %s: %w; another program may hold the device (nvidia-smi), or its memory is full", cuda.ErrUnavailable, c.Name, err)
+	}
+	if err := cu.SetCurrentContext(ctx); err != nil {
+		return fmt.Errorf("entering the context of %s: %w", c.Name, err)
+	}
+	if c.stream, err = cu.MakeStream(cu.NonBlocking); err != nil {
+		return fmt.Errorf("making a stream on %s: %w", c.Name, err)
+	}
+	return nil
+}
+
+// Close waits for the work under way, and gives the device back. Memory of
+// the card must be freed before. A second call does nothing.
+func (c *Card) Close() (err error) {
+	c.once.Do(func() {
+		err = c.Do(func() error {
+			var errs []error
+			if c.stream != (cu.Stream{}) {
+				errs = append(errs, c.Wait())
+				for _, m := range c.modules {
+					errs = append(errs, m.unload())
+				}
+				errs = append(errs, c.stream.Destroy(), c.device.ReleasePrimaryCtx())
+			}
+			return errors.Join(errs...)
+		})
+		close(c.quit)
+		<-c.done
+	})
+	return err
+}
