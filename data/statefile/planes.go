@@ -10,6 +10,12 @@ import (
 // splitBF16 puts the low byte of every two-byte value of src into low and
 // its high byte into high, which have half of src's length.
 func splitBF16(low, high, src []byte) {
+	n := splitBlocks(low, high, src)
+	splitPlain(low[n:], high[n:], src[2*n:])
+}
+
+// splitPlain is splitBF16 eight values at a time.
+func splitPlain(low, high, src []byte) {
 	const even = 0x00ff00ff00ff00ff
 	for len(src) >= 16 && len(low) >= 8 && len(high) >= 8 {
 		a, b := binary.LittleEndian.Uint64(src), binary.LittleEndian.Uint64(src[8:])
@@ -68,27 +74,36 @@ func AppendNorms(dst []float32, d schemas.DType, hidden int, raw []byte) []float
 	return dst
 }
 
-// sumBF16 is the sum of squares of a row. Four sums run side by side, or each
-// addition would wait for the one before.
+// sumBF16 is the sum of squares of a row. Eight sums run side by side, or each
+// addition would wait for the one before; the order is the same on every
+// machine, and with it the last bit.
 func sumBF16(row []byte) float64 {
-	var s0, s1, s2, s3 float64
-	for len(row) >= 8 {
-		x := binary.LittleEndian.Uint64(row)
-		v0 := float64(math.Float32frombits(uint32(x) << 16))
-		v1 := float64(math.Float32frombits(uint32(x) & 0xffff0000))
-		v2 := float64(math.Float32frombits(uint32(x>>32) << 16))
-		v3 := float64(math.Float32frombits(uint32(x>>32) & 0xffff0000))
-		s0 += v0 * v0
-		s1 += v1 * v1
-		s2 += v2 * v2
-		s3 += v3 * v3
-		row = row[8:]
+	var sums [8]float64
+	n := squareBlocks(&sums, row)
+	squaresPlain(&sums, row[2*n:])
+	return sums[0] + sums[1] + (sums[2] + sums[3]) + (sums[4] + sums[5] + (sums[6] + sums[7]))
+}
+
+// squaresPlain adds the square of value i of row to sum i%8.
+func squaresPlain(sums *[8]float64, row []byte) {
+	square := func(bits uint32) float64 {
+		v := float64(math.Float32frombits(bits))
+		return float64(v * v) // rounded: not to be fused with the sum
 	}
-	for ; len(row) >= 2; row = row[2:] {
-		v := float64(math.Float32frombits(uint32(binary.LittleEndian.Uint16(row)) << 16))
-		s0 += v * v
+	for ; len(row) >= 16; row = row[16:] {
+		x, y := binary.LittleEndian.Uint64(row), binary.LittleEndian.Uint64(row[8:])
+		sums[0] += square(uint32(x) << 16)
+		sums[1] += square(uint32(x) & 0xffff0000)
+		sums[2] += square(uint32(x>>32) << 16)
+		sums[3] += square(uint32(x>>32) & 0xffff0000)
+		sums[4] += square(uint32(y) << 16)
+		sums[5] += square(uint32(y) & 0xffff0000)
+		sums[6] += square(uint32(y>>32) << 16)
+		sums[7] += square(uint32(y>>32) & 0xffff0000)
 	}
-	return s0 + s1 + (s2 + s3)
+	for i := range len(row) / 2 {
+		sums[i] += square(uint32(binary.LittleEndian.Uint16(row[2*i:])) << 16)
+	}
 }
 
 func sumF32(row []byte) float64 {
