@@ -36,8 +36,9 @@ type captureSeq struct {
 	batches   []captureBatch
 	sequence  *schemas.Sequence
 	faults    []schemas.Fault
-	bad       []nonFinite     // by state
-	rounded   []RoundingError // by state
+	bad       []nonFinite           // by state
+	rounded   []RoundingError       // by state
+	lossless  []*statefile.VecMeter // by state; of a rounded run
 	hashes    []*xxhash.Digest
 	bytes     int64
 	streamSeq uint64
@@ -101,6 +102,13 @@ func (s *CaptureSink) write(seq string, rec arrow.Record) error {
 		q = &captureSeq{id: seq, bad: make([]nonFinite, len(s.run.States)), rounded: s.run.noErrors()}
 		for range s.run.States {
 			q.hashes = append(q.hashes, xxhash.New())
+			if s.run.Rounding != Lossless {
+				m, err := statefile.NewVecMeter(statefile.Config{DType: s.run.DType, Hidden: s.run.Hidden})
+				if err != nil {
+					return err
+				}
+				q.lossless = append(q.lossless, m)
+			}
 		}
 		s.open[seq] = q
 	}
@@ -145,6 +153,9 @@ func (s *CaptureSink) writeCapture(q *captureSeq, rec arrow.Record) error {
 	}
 	if s.run.Rounding != Lossless {
 		for i, raw := range c.States {
+			if err := q.lossless[i].Add(raw); err != nil {
+				return err
+			}
 			c.States[i] = s.run.Rounding.round(c.Spec.DType, c.Spec.Hidden, raw, &q.rounded[i])
 		}
 		rec = nil
@@ -203,6 +214,12 @@ func (s *CaptureSink) End(ctx context.Context, seq string, streamSeq uint64) err
 	}
 	delete(s.open, seq)
 	q.streamSeq = streamSeq
+	for i, m := range q.lossless {
+		var err error
+		if q.rounded[i].LosslessBytes, err = m.Sum(); err != nil {
+			return fmt.Errorf("storing sequence %s: %w", seq, err)
+		}
+	}
 	s.check(q)
 	if len(q.faults) > 0 {
 		s.counts.SetAside++

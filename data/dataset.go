@@ -61,6 +61,11 @@ type Run struct {
 	Drafters      []Drafter         `json:"drafters,omitempty"`
 }
 
+// OptionStates is the option of a drafter that read the states as they are
+// stored in a rounded run, and its value the rounding. A drafter without it
+// read them as they were captured.
+const OptionStates = "states"
+
 // Drafter is one drafter whose drafts of a run are stored.
 type Drafter struct {
 	Name        string            `json:"name"`

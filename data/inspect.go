@@ -32,8 +32,8 @@ type RunDescription struct {
 	Sequences int
 	Scored    map[string]int
 	Faults    map[string]int // rows of the table faults by check
-	// RoundingErrors is empty for states stored without loss.
-	RoundingErrors []RoundingError
+	// Rounded is nil for states stored without loss.
+	Rounded *RoundedStates
 }
 
 // TableDescription sums up the files of one table of a run; Drafter is empty
@@ -162,7 +162,7 @@ func describeDataset(dir string) (*Description, error) {
 		for _, table := range storedTables {
 			ds.describeTable(d, &r, table, inv.Files[table])
 		}
-		if r.RoundingErrors, err = ds.RoundingErrors(run.Name); err != nil {
+		if r.Rounded, err = ds.RoundedStates(run.Name); err != nil {
 			d.Damaged = append(d.Damaged, DamagedFile{runDir(dir, schemas.TableStates, run.Name), err.Error()})
 		}
 		d.Runs = append(d.Runs, r)
@@ -256,11 +256,13 @@ func (r RunDescription) write(w io.Writer) {
 	fmt.Fprintf(w, "\nRun %s, made %s by %s %s from target %s\n", r.Name, r.CreatedAt.Format("2006-01-02 15:04:05 MST"), r.Engine, r.EngineVersion, r.Target)
 	fmt.Fprintf(w, "  %s of %d values (%s) of %d layers: %s; the last is before the final norm\n",
 		count(len(r.States), "state"), r.Hidden, r.DType, r.Layers, strings.Trim(fmt.Sprint(r.States), "[]"))
-	if r.Rounding != Lossless {
+	if s := r.Rounded; s != nil {
+		fmt.Fprintf(w, "  states are rounded to %s: vec takes %d bytes, and %d without loss (of %d as captured)\n", s.Encoding, s.Bytes, s.Lossless, s.Captured)
+		for _, e := range s.States {
+			fmt.Fprintf(w, "    state %d: cosine of stored and captured %.6f in the mean, %.6f at least, relative error %.3g, over %s\n", e.State, e.MeanCosine(), e.MinCosine, e.RelL2(), count(int(e.Rows), "row"))
+		}
+	} else if r.Rounding != Lossless {
 		fmt.Fprintf(w, "  states are rounded to %s\n", r.Rounding)
-	}
-	for _, e := range r.RoundingErrors {
-		fmt.Fprintf(w, "    state %d: relative error %.3g, mean cosine %.6f over %s\n", e.State, e.RelL2(), e.MeanCosine(), count(int(e.Rows), "row"))
 	}
 	for _, f := range []struct{ what, value string }{{"weights", r.Fingerprints.Weights}, {"tokenizer", r.Fingerprints.Tokenizer}, {"template", r.Fingerprints.Template}} {
 		if f.value != "" {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/draftscope/draftscope/schemas"
 )
@@ -53,6 +54,10 @@ type RoundingError struct {
 	SumSquares float64 `json:"sum_squares"`
 	SumErrors  float64 `json:"sum_errors"`
 	SumCosines float64 `json:"sum_cosines"`
+	MinCosine  float64 `json:"min_cosine"` // of any row; 1 without rows
+	// LosslessBytes is what the column vec of these rows would take without
+	// loss: the frames of the captured values were made and thrown away.
+	LosslessBytes int64 `json:"lossless_bytes"`
 }
 
 // RelL2 is the length of all differences over that of all values.
@@ -76,6 +81,8 @@ func (e *RoundingError) add(o RoundingError) {
 	e.SumSquares += o.SumSquares
 	e.SumErrors += o.SumErrors
 	e.SumCosines += o.SumCosines
+	e.MinCosine = min(e.MinCosine, o.MinCosine)
+	e.LosslessBytes += o.LosslessBytes
 }
 
 // addErrors adds per state; both lists have a run's states in order.
@@ -123,12 +130,15 @@ func (r Rounding) roundRow(vals []float32, e *RoundingError) {
 	e.Rows++
 	e.SumSquares += xx
 	e.SumErrors += ee
+	cosine := 0.0 // of a row that became all zeros
 	switch {
 	case xx == 0:
-		e.SumCosines++
+		cosine = 1
 	case yy > 0:
-		e.SumCosines += xy / math.Sqrt(xx*yy)
+		cosine = min(1, xy/math.Sqrt(xx*yy))
 	}
+	e.SumCosines += cosine
+	e.MinCosine = min(e.MinCosine, cosine)
 }
 
 // scale is the smallest power of two with which the grid reaches largest, and
@@ -170,32 +180,66 @@ func (o *openedPart) roundingErrors(states []int) ([]RoundingError, error) {
 	return list, nil
 }
 
-// RoundingErrors says what rounding did to the states of a run, state by
-// state. For a run that was stored without loss it is empty.
-func (d *Dataset) RoundingErrors(run string) ([]RoundingError, error) {
+// RoundedStates says what rounding did to the states of a run.
+type RoundedStates struct {
+	Encoding Rounding        `json:"encoding"`
+	Bytes    int64           `json:"bytes"`          // that the column vec takes
+	Lossless int64           `json:"lossless_bytes"` // that it would take without loss
+	Captured int64           `json:"captured_bytes"` // of the values as they were captured
+	States   []RoundingError `json:"states"`
+}
+
+// RoundedStates says what rounding did to the states of a run. For a run that
+// was stored without loss it is nil.
+func (d *Dataset) RoundedStates(run string) (*RoundedStates, error) {
 	r, err := d.Run(run)
 	if err != nil || r.Rounding == Lossless {
 		return nil, err
 	}
-	total := r.noErrors()
+	total := &RoundedStates{Encoding: r.Rounding, States: r.noErrors()}
 	err = d.eachStates(r, func(o *openedPart) error {
 		list, err := o.roundingErrors(r.States)
 		if err == nil {
-			addErrors(total, list)
+			addErrors(total.States, list)
+			total.Bytes += o.vecBytes()
 		}
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("reading the rounding errors of run %s: %w", run, err)
 	}
+	for _, e := range total.States {
+		total.Lossless += e.LosslessBytes
+		total.Captured += e.Rows * int64(r.Hidden*r.DType.Size())
+	}
 	return total, nil
+}
+
+// vecBytes is what the column vec of a states file takes.
+func (o *openedPart) vecBytes() (n int64) {
+	for _, rg := range o.Metadata().RowGroups {
+		for _, c := range rg.Columns {
+			if slices.Equal(c.MetaData.PathInSchema, vecPath) {
+				n += c.MetaData.TotalCompressedSize
+			}
+		}
+	}
+	return n
+}
+
+// String names the rounding for people.
+func (r Rounding) String() string {
+	if r == Lossless {
+		return "lossless"
+	}
+	return string(r)
 }
 
 // noErrors is the start of a sum.
 func (r Run) noErrors() []RoundingError {
 	list := make([]RoundingError, len(r.States))
 	for i, c := range r.States {
-		list[i].State = c
+		list[i].State, list[i].MinCosine = c, 1
 	}
 	return list
 }

@@ -122,11 +122,23 @@ func TestARoundedRunKeepsWhatItPromises(t *testing.T) {
 				}
 				checkErrors := func() {
 					t.Helper()
-					got, err := d.RoundingErrors("r1")
-					if err != nil || len(got) != 3 {
-						t.Fatalf("%v, %v", got, err)
+					got, err := d.RoundedStates("r1")
+					if err != nil || len(got.States) != 3 || got.Encoding != r {
+						t.Fatalf("%+v, %v", got, err)
 					}
-					for k, e := range got {
+					if raw := int64(63 * 3 * 256 * dtype.Size()); got.Captured != raw || got.Lossless >= raw || got.Lossless < raw/2 || got.Bytes >= got.Lossless || got.Bytes < raw/8 {
+						t.Errorf("%d bytes, %d without loss, %d captured; want less each, and %d captured", got.Bytes, got.Lossless, got.Captured, raw)
+					}
+					for k, e := range got.States {
+						least := 1.0
+						for id := range want {
+							for p := range captured[id].tokens {
+								least = min(least, cosine(rowOf(captured[id], k, p), rowOf(want[id], k, p)))
+							}
+						}
+						if math.Abs(e.MinCosine-least) > 1e-12 || e.MinCosine > e.MeanCosine() {
+							t.Errorf("state %d: least cosine %g, want %g; mean %g", e.State, e.MinCosine, least, e.MeanCosine())
+						}
 						var x, y []float32
 						for id := range want {
 							x = dtype.AppendFloats(x, captured[id].states[k])
@@ -210,7 +222,7 @@ func TestAFaultyRowIsFoundThoughItIsRounded(t *testing.T) {
 
 // What the roundings cost and save on states of the width of a large target.
 func TestRoundedStatesTakeLess(t *testing.T) {
-	sizes := map[Rounding]int64{}
+	sizes, vec := map[Rounding]int64{}, int64(0)
 	for _, r := range []Rounding{Lossless, E4M3, Int8} {
 		d := mustCreate(t, t.TempDir())
 		run := testRun("r1", 2560, schemas.BF16)
@@ -234,18 +246,44 @@ func TestRoundedStatesTakeLess(t *testing.T) {
 			t.Fatal(err)
 		}
 		sizes[r] = info.Size()
-		lost, err := d.RoundingErrors("r1")
+		lost, err := d.RoundedStates("r1")
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Logf("%-9q %.4f of raw", r, float64(info.Size())/(3*128*2560*2))
-		for _, e := range lost {
+		t.Logf("%-9s %.4f of raw", r, float64(info.Size())/(3*128*2560*2))
+		if lost == nil {
+			o, err := openPart(partsOf(t, d, "states")[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			vec = o.vecBytes()
+			o.Close()
+			continue
+		}
+		if d := float64(vec)/float64(lost.Lossless) - 1; d < 0 || d > 0.002 {
+			t.Errorf("vec takes %d bytes without loss, and is said to take %d", vec, lost.Lossless)
+		}
+		for _, e := range lost.States {
 			t.Logf("  state %d: relative error %.2e, mean cosine %.6f", e.State, e.RelL2(), e.MeanCosine())
 		}
 	}
 	if sizes[E4M3] > sizes[Lossless]*7/10 || sizes[Int8] > sizes[Lossless]*7/10 {
 		t.Errorf("sizes %v: want roundings to take at most 0.7 of lossless", sizes)
 	}
+}
+
+func rowOf(s sample, state, pos int) []float32 {
+	width := s.spec.Hidden * s.spec.DType.Size()
+	return s.spec.DType.AppendFloats(nil, s.states[state][pos*width:(pos+1)*width])
+}
+
+func cosine(x, y []float32) float64 {
+	var xx, yy, xy float64
+	for i := range x {
+		a, b := float64(x[i]), float64(y[i])
+		xx, yy, xy = xx+a*a, yy+b*b, xy+a*b
+	}
+	return xy / math.Sqrt(xx*yy)
 }
 
 func BenchmarkRounding(b *testing.B) {

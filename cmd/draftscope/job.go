@@ -40,6 +40,7 @@ type job struct {
 
 	names   []string // of the drafters, in the order given
 	places  []place
+	rounded data.Rounding        // of the states that the drafters read
 	prints  []string             // fingerprints of the drafters
 	devs    []cuda.Device        // one a partition
 	workers [][]*drafter.Drafter // by partition, then as names
@@ -102,6 +103,9 @@ func (j *job) openDrafters() (err error) {
 	if j.names, j.places, err = drafterPlaces(j.drafters, j.place.label); err != nil {
 		return err
 	}
+	if err := j.nameRounded(); err != nil {
+		return err
+	}
 	host := hostOf(j.model)
 	j.prints = make([]string, len(j.names))
 	for range j.parts {
@@ -130,6 +134,25 @@ func (j *job) openDrafters() (err error) {
 	slices.Sort(j.taps)
 	j.taps = slices.Compact(j.taps)
 	j.say("drafters: %s", strings.Join(j.names, ", "))
+	return nil
+}
+
+// nameRounded tells drafters that read rounded states by their names from
+// those that do not.
+func (j *job) nameRounded() error {
+	if j.rounded == data.Lossless {
+		return nil
+	}
+	suffix := "." + string(j.rounded)
+	for i, name := range j.names {
+		if !strings.HasSuffix(name, suffix) {
+			j.names[i] = name + suffix
+		}
+		if !safeName.MatchString(j.names[i]) {
+			return badUsage("the name %q, of a drafter that reads rounded states, is too long; give a shorter one", j.names[i])
+		}
+	}
+	j.say("the states are rounded to %s: the drafters are called %s", j.rounded, strings.Join(j.names, ", "))
 	return nil
 }
 
@@ -249,10 +272,11 @@ func jobError(err error) error {
 func (j *job) drafterRecords() []data.Drafter {
 	var list []data.Drafter
 	for i, name := range j.names {
-		list = append(list, data.Drafter{
-			Name: name, Source: j.places[i].label, Fingerprint: j.prints[i],
-			Options: map[string]string{"anchors": j.anchors.value, "budgets": j.budgets.String(), "losses": j.losses.value, "numerics": numerics},
-		})
+		options := map[string]string{"anchors": j.anchors.value, "budgets": j.budgets.String(), "losses": j.losses.value, "numerics": numerics}
+		if j.rounded != data.Lossless {
+			options[data.OptionStates] = string(j.rounded)
+		}
+		list = append(list, data.Drafter{Name: name, Source: j.places[i].label, Fingerprint: j.prints[i], Options: options})
 	}
 	return list
 }

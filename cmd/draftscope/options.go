@@ -9,6 +9,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/draftscope/draftscope/data"
+	"github.com/draftscope/draftscope/schemas"
 )
 
 // safeName is what may become a part of a path, a subject and a SQL value.
@@ -134,6 +137,7 @@ type jobFlags struct {
 	losses    *oneOf
 	states    statesFlag
 	dtype     *oneOf
+	encoding  *oneOf
 	maxNew    int
 	temp      float64
 	seed      int64
@@ -155,12 +159,38 @@ func (j *jobFlags) captureFlags(fs *flag.FlagSet) {
 	fs.IntVar(&j.limit, "limit", 0, "only the first `N` inputs")
 	j.states = statesFlag{word: "taps"}
 	fs.Var(&j.states, "states", "which states to record: taps, all, or a `LIST` such as 0,2,8 (state c = after c layers, before the final norm)")
-	j.dtype = oneOfFlag(fs, "dtype", "f32", "how states are stored: f32, or bf16 (half the size, rounded) `TYPE`", "bf16")
+	j.dtype = oneOfFlag(fs, "dtype", "f32", "how states are captured: f32, or bf16 (half the size, rounded) `TYPE`", "bf16")
+	j.encoding = encodingFlag(fs)
 	fs.IntVar(&j.maxNew, "max-new", 144, "at most `N` new tokens a prompt")
 	fs.Float64Var(&j.temp, "temperature", 0, "0 generates greedily, `T` > 0 samples")
 	fs.Int64Var(&j.seed, "seed", 1, "the sampling seed `N`")
 	fs.IntVar(&j.batchRows, "batch-rows", 64, "tokens in a batch of the stream, `N`")
 	fs.BoolVar(&j.redact, "redact", false, "do not store the text")
+}
+
+const (
+	encodingLossless = "lossless"
+	encodingBF16     = "bf16" // lossless, said of a run that is captured so
+)
+
+// encodingFlag registers how states are stored.
+func encodingFlag(fs *flag.FlagSet) *oneOf {
+	return oneOfFlag(fs, "states-encoding", encodingLossless, "how exactly states are stored, `HOW`: lossless (as captured; bf16 says the same of --dtype bf16), "+
+		"or rounded row by row to 8 bits, int8 or fp8-e4m3; what that costs is in report and inspect", encodingBF16, string(data.Int8), string(data.E4M3))
+}
+
+// roundingOf is the rounding that the flag names for states of a dtype.
+func roundingOf(encoding *oneOf, dtype schemas.DType) (data.Rounding, error) {
+	switch encoding.value {
+	case encodingLossless:
+		return data.Lossless, nil
+	case encodingBF16:
+		if dtype != schemas.BF16 {
+			return "", badUsage("--states-encoding bf16 is for states that are captured as bf16, and these are %s; say --dtype bf16, or --states-encoding lossless", dtype)
+		}
+		return data.Lossless, nil
+	}
+	return data.Rounding(encoding.value), nil
 }
 
 // draftFlags registers what decides a scoring.

@@ -15,6 +15,10 @@ Puts a stored capture through drafters, through the same stream and stage as a
 live one, and adds what they draft to the dataset. The states are not touched.
 Without --drafter, a capture of the shipped target meets the shipped drafters.
 
+A run whose states are stored rounded (--states-encoding) gives its drafters
+rounded states: their names get its name behind them, such as v3.int8, and the
+report shows each beside the one that read the states as they were captured.
+
 examples:
   draftscope replay --dataset ds --drafter v3=./v3
   draftscope replay --dataset ds --run r2 --drafter v3=./v3 --budgets 8,16,32 --anchors rounds
@@ -54,6 +58,7 @@ func replayJob(ctx context.Context, j *job, dataset string) (err error) {
 	ctx, stop := j.signals(ctx)
 	defer stop()
 	defer func() { err = errors.Join(err, j.opened.Close()) }()
+	j.rounded = record.Rounding
 	if err := j.openModelsOf(record); err != nil {
 		return err
 	}

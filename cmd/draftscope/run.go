@@ -77,6 +77,9 @@ func cmdCapture(ctx context.Context, args []string, out streams) error {
 	if err := parseNone(flags, args); err != nil {
 		return err
 	}
+	if *streamOnly && j.encoding.value != encodingLossless {
+		return badUsage("--states-encoding goes with what stores the states: give it to \"draftscope serve\" or \"store\"")
+	}
 	if *streamOnly {
 		return streamJob(ctx, newJob(j, out), s)
 	}
@@ -89,6 +92,10 @@ func cmdCapture(ctx context.Context, args []string, out streams) error {
 // captureJob is run, and capture when it does not score.
 func captureJob(ctx context.Context, j *job, score bool) (err error) {
 	if err := j.validate(); err != nil {
+		return err
+	}
+	rounding, err := roundingOf(j.encoding, schemas.DType(j.dtype.value))
+	if err != nil {
 		return err
 	}
 	ctx, stop := j.signals(ctx)
@@ -123,8 +130,10 @@ func captureJob(ctx context.Context, j *job, score bool) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := j.addRun(states); err != nil {
-		return err
+	record := j.record(states)
+	record.Rounding = rounding
+	if err := j.ds.AddRun(record); err != nil {
+		return dataError(err)
 	}
 	sum, err := j.capture(ctx, inputs, states, score)
 	if err != nil {
@@ -156,7 +165,16 @@ func (j *job) capture(ctx context.Context, inputs []target.Input, states []int, 
 		}
 		maps.DeleteFunc(left, func(id string, _ bool) bool { return !wanted[id] })
 	}
-	source, err := j.newSource(inputs, states, func(id string) bool { _, ok := stored[id]; return ok })
+	// What is stored rounded would give other scores than what was captured:
+	// such sequences go through the target again. Their captures are equal
+	// repeats.
+	again := map[string]bool{}
+	if run, err := j.ds.Run(j.run); err != nil {
+		return sum, dataError(err)
+	} else if run.Rounding != data.Lossless {
+		left, again = again, left
+	}
+	source, err := j.newSource(inputs, states, func(id string) bool { _, ok := stored[id]; return ok && !again[id] })
 	if err != nil {
 		return sum, jobError(err)
 	}
@@ -205,10 +223,8 @@ func (j *job) demoTaps() error {
 	return nil
 }
 
-// addRun records the run, or resumes the one of this name.
-func (j *job) addRun(states []int) error { return dataError(j.ds.AddRun(j.record(states))) }
-
-// record says how the run's states come to be.
+// record says how the run's states come to be. How they are rounded is the
+// affair of who stores them.
 func (j *job) record(states []int) data.Run {
 	c := j.model.Config()
 	kind, _, _ := strings.Cut(j.dev.Name(), " (")

@@ -56,6 +56,7 @@ type storeJob struct {
 	groups int
 	idle   time.Duration // how long a quiet sink waits before it writes
 	only   string        // the run to store; empty for all
+	encode *oneOf        // how exactly states are stored
 	mon    *monitor
 
 	mu       sync.Mutex
@@ -110,6 +111,7 @@ func newStoreJob(name, help string, out streams) (*storeJob, *flag.FlagSet) {
 	flags.StringVar(&s.jobFlags.out, "out", defaultOut, "the dataset's `DIR`")
 	flags.StringVar(&s.nats, "nats", "", "the JetStream server's `URL`")
 	flags.IntVar(&s.replicas, "replicas", 0, "copies that a cluster of servers keeps of what is noted here, `N`")
+	s.encode = encodingFlag(flags)
 	s.readerFlags(flags)
 	flags.DurationVar(&s.idle, "commit-idle", commitIdle, "write what there is when nothing has come for `D`; shorter makes more and smaller files")
 	flags.StringVar(&s.http, "http", "", "serve /metrics for Prometheus and a status page at `HOST:PORT`")
@@ -296,6 +298,9 @@ func (s *storeJob) storeRun(ctx context.Context, run string) (err error) {
 	}
 	if !ok {
 		return badUsage("run %s has lost its description on the server", run)
+	}
+	if record.Rounding, err = roundingOf(s.encode, record.DType); err != nil {
+		return err
 	}
 	if err := s.ds.AddRun(record); err != nil {
 		return err

@@ -147,7 +147,7 @@ func (run Run) page() pageRun {
 	}, run.pairCompactTable(), none)
 	add(section{Facets: run.slotDifferences()}, run.slotLeadTable(), run.slotPairTable())
 	add(section{Chart: run.slotChart("prefix_rate", func(s Slot) Estimate { return s.PrefixRate }), Legend: out.Legend}, run.prefixTable(), none)
-	for _, t := range []table{run.summaryTable(), run.lossMeanTable(), run.lossTable(), run.faultTable()} {
+	for _, t := range []table{run.effectTable(), run.storedTable(), run.summaryTable(), run.lossMeanTable(), run.lossTable(), run.faultTable()} {
 		add(section{}, t, none)
 	}
 	return out

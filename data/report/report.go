@@ -63,6 +63,7 @@ type Run struct {
 	Drafters  []Drafter `json:"drafters"`
 	Pairs     []Pair    `json:"pairs"`
 	Verdict   string    `json:"verdict"` // one sentence
+	Stored    *Stored   `json:"stored_states,omitempty"`
 }
 
 // Rate is a share with the counts behind it.
@@ -249,10 +250,23 @@ func Build(ctx context.Context, db *query.DB, opt Options) (*Report, error) {
 		l.details(name, run.Drafters)
 		l.faulty(name, run.Drafters)
 		rec.notes(name, run.Drafters)
-		if run.Pairs, err = comparePairs(ctx, sums, run.Drafters, opt); err != nil {
+		if run.Stored, err = rec.stored(name); err != nil {
 			return nil, fmt.Errorf("reporting on %s: %w", name, err)
 		}
-		run.Verdict = verdict(run)
+		ranked := run
+		if run.Stored != nil {
+			twin, alone := rec.twins(name)
+			run.Stored.Alone = alone
+			if err := run.Stored.effects(ctx, twin, sums, opt); err != nil {
+				return nil, fmt.Errorf("reporting on %s: %w", name, err)
+			}
+			sums, ranked.Drafters = without(twin, sums, run.Drafters)
+		}
+		if run.Pairs, err = comparePairs(ctx, sums, ranked.Drafters, opt); err != nil {
+			return nil, fmt.Errorf("reporting on %s: %w", name, err)
+		}
+		ranked.Pairs = run.Pairs
+		run.Verdict = verdict(ranked)
 		r.Runs = append(r.Runs, run)
 	}
 	if l.err != nil {

@@ -26,7 +26,7 @@ func withInterval(e Estimate, digits int) string {
 // tables gives a run's tables in reading order; those without rows are left out.
 func (run Run) tables() []table {
 	all := []table{
-		run.acceptanceTable(), run.summaryTable(), run.slotTable(), run.prefixTable(), run.pairTable(), run.slotLeadTable(),
+		run.acceptanceTable(), run.effectTable(), run.storedTable(), run.summaryTable(), run.slotTable(), run.prefixTable(), run.pairTable(), run.slotLeadTable(),
 		run.distributionTable(), run.lossMeanTable(), run.lossTable(), run.faultTable(),
 	}
 	var out []table
@@ -302,7 +302,7 @@ func (run Run) facts() []string {
 			lines = append(lines, fmt.Sprintf("drafter %s: set aside by faults in %s", d.Drafter, quantity(d.Faulty, "sequence")))
 		}
 	}
-	return lines
+	return append(lines, run.Stored.facts(run.Run)...)
 }
 
 // method says how intervals were made.

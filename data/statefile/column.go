@@ -39,6 +39,7 @@ type encoder struct {
 	plain  []byte // values of a narrow column before compression
 	plane  []byte // byte planes of a page of vectors
 	block  []byte
+	frame  []byte // of a meter
 	pos    []int32
 }
 
