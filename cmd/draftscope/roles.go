@@ -120,11 +120,14 @@ func streamJob(ctx context.Context, j *job, s streamFlags) (err error) {
 	if err != nil {
 		return jobError(err)
 	}
-	source, err := j.newSource(inputs, states, func(id string) bool { _, ok := published[id]; return ok })
+	source, err := j.newSource(inputs)
 	if err != nil {
 		return jobError(err)
 	}
 	defer func() { err = errors.Join(err, source.Close()) }()
+	if err := source.Choose(states, func(id string) bool { _, ok := published[id]; return ok }); err != nil {
+		return jobError(err)
+	}
 	total := source.Remaining()
 	if total < len(inputs) {
 		j.say("resuming run %s on the server: %d of %d sequences are in the stream already", j.run, len(inputs)-total, len(inputs))

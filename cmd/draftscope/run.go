@@ -116,13 +116,11 @@ func captureJob(ctx context.Context, j *job, score bool) (err error) {
 		return err
 	}
 	// The inputs are checked against the model before anything is written.
-	source, err := j.newSource(inputs, nil, nil)
+	source, err := j.newSource(inputs)
 	if err != nil {
 		return jobError(err)
 	}
-	if err := source.Close(); err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, source.Close()) }()
 	if err := j.openDataset(j.jobFlags.out); err != nil {
 		return err
 	}
@@ -135,7 +133,7 @@ func captureJob(ctx context.Context, j *job, score bool) (err error) {
 	if err := j.ds.AddRun(record); err != nil {
 		return dataError(err)
 	}
-	sum, err := j.capture(ctx, inputs, states, score)
+	sum, err := j.capture(ctx, source, states, score)
 	if err != nil {
 		return err
 	}
@@ -143,11 +141,12 @@ func captureJob(ctx context.Context, j *job, score bool) (err error) {
 }
 
 // capture moves what is not stored or scored yet.
-func (j *job) capture(ctx context.Context, inputs []target.Input, states []int, score bool) (sum pipeline.Summary, err error) {
+func (j *job) capture(ctx context.Context, source *target.Source, states []int, score bool) (sum pipeline.Summary, err error) {
 	stored, err := j.ds.Stored(j.run)
 	if err != nil {
 		return sum, dataError(err)
 	}
+	inputs := source.Beginnings()
 	if err := j.sameInputs(inputs, stored); err != nil {
 		return sum, err
 	}
@@ -174,11 +173,9 @@ func (j *job) capture(ctx context.Context, inputs []target.Input, states []int, 
 	} else if run.Rounding != data.Lossless {
 		left, again = again, left
 	}
-	source, err := j.newSource(inputs, states, func(id string) bool { _, ok := stored[id]; return ok && !again[id] })
-	if err != nil {
+	if err := source.Choose(states, func(id string) bool { _, ok := stored[id]; return ok && !again[id] }); err != nil {
 		return sum, jobError(err)
 	}
-	defer func() { err = errors.Join(err, source.Close()) }()
 	total := source.Remaining() + len(left)
 	if total == 0 {
 		j.say("run %s in %s is complete already: %d sequences", j.run, j.ds.Dir(), len(wanted))
@@ -199,14 +196,15 @@ func (j *job) capture(ctx context.Context, inputs []target.Input, states []int, 
 	return j.move(ctx, flow{source: &sources, total: total, score: score, capture: true})
 }
 
-// newSource is the target's source of captures.
-func (j *job) newSource(inputs []target.Input, states []int, skip func(string) bool) (*target.Source, error) {
+// newSource is the target's source of captures. Which states it records, of
+// which of the inputs, is chosen later.
+func (j *job) newSource(inputs []target.Input) (*target.Source, error) {
 	if j.tok == nil && j.sequences == "" {
 		return nil, badUsage("target %s has no tokenizer.json, which prompts need; put it beside config.json, or give token ids with --sequences", j.place.label)
 	}
 	return target.NewSource(target.SourceConfig{
-		Model: j.model, Tokenizer: j.tok, Inputs: inputs, Run: j.run, States: states, DType: schemas.DType(j.dtype.value),
-		BatchRows: j.batchRows, MaxNewTokens: j.maxNew, Temperature: float32(j.temp), Seed: uint64(j.seed), Redact: j.redact, Skip: skip,
+		Model: j.model, Tokenizer: j.tok, Inputs: inputs, Run: j.run, DType: schemas.DType(j.dtype.value),
+		BatchRows: j.batchRows, MaxNewTokens: j.maxNew, Temperature: float32(j.temp), Seed: uint64(j.seed), Redact: j.redact,
 	})
 }
 

@@ -29,7 +29,7 @@ type job struct {
 
 // prepare tokenizes an input and checks it against the model.
 func (s *Source) prepare(in Input) (*job, error) {
-	j := &job{Input: in, sampler: newSampler(s.cfg.Seed, in.ID), states: make([][]byte, len(s.cfg.States))}
+	j := &job{Input: in, sampler: newSampler(s.cfg.Seed, in.ID)}
 	cfg := s.cfg.Model.cfg
 	if in.IDs != nil {
 		j.finish = finishGiven

@@ -24,7 +24,7 @@ type SourceConfig struct {
 	// Run is the run's name in the records.
 	Run string
 	// States are the recorded states, ascending, each in 0..n; none is
-	// allowed.
+	// allowed. [Source.Choose] may change them.
 	States []int
 	// DType is how states are recorded; "" means F32.
 	DType schemas.DType
@@ -39,8 +39,6 @@ type SourceConfig struct {
 	Seed         uint64
 	// Redact leaves the text out of the table sequences.
 	Redact bool
-	// Skip, where given, says which sequences are already stored.
-	Skip func(id string) bool
 	// Now gives created_at; nil means time.Now.
 	Now       func() time.Time
 	Allocator memory.Allocator // nil means Go's
@@ -72,13 +70,7 @@ func (c SourceConfig) Validate() error {
 	if c.DType != "" && c.DType.Size() == 0 {
 		fail("dtype %q; use %s or %s", c.DType, schemas.F32, schemas.BF16)
 	}
-	for i, s := range c.States {
-		if s < 0 || s > c.Model.cfg.Layers {
-			fail("state %d; the target has states 0..%d", s, c.Model.cfg.Layers)
-		} else if i > 0 && s <= c.States[i-1] {
-			fail("states %v are not ascending", c.States)
-		}
-	}
+	errs = append(errs, c.checkStates())
 	if c.Batch < 0 || c.BatchRows < 0 || c.MaxNewTokens < 0 {
 		fail("batch %d, batch rows %d, new tokens %d: none may be negative", c.Batch, c.BatchRows, c.MaxNewTokens)
 	}
@@ -87,6 +79,18 @@ func (c SourceConfig) Validate() error {
 	}
 	if c.Tokenizer != nil && c.Tokenizer.Size() > c.Model.cfg.Vocab {
 		fail("the tokenizer has %d tokens and the target's vocabulary %d; use the tokenizer.json that came with the target", c.Tokenizer.Size(), c.Model.cfg.Vocab)
+	}
+	return errors.Join(errs...)
+}
+
+func (c SourceConfig) checkStates() error {
+	var errs []error
+	for i, s := range c.States {
+		if s < 0 || s > c.Model.cfg.Layers {
+			errs = append(errs, fmt.Errorf("%w: state %d; the target has states 0..%d", ErrInput, s, c.Model.cfg.Layers))
+		} else if i > 0 && s <= c.States[i-1] {
+			errs = append(errs, fmt.Errorf("%w: states %v are not ascending", ErrInput, c.States))
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -106,8 +110,9 @@ type Source struct {
 	done    []*finished
 }
 
-// NewSource checks the inputs against the model and tokenizes them. Errors
-// wrap [ErrInput] and name the input.
+// NewSource checks the inputs against the model and tokenizes them, once. What
+// is recorded of which of them may be chosen afterwards. Errors wrap
+// [ErrInput] and name the input.
 func NewSource(cfg SourceConfig) (*Source, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -129,19 +134,14 @@ func NewSource(cfg SourceConfig) (*Source, error) {
 	if cfg.Allocator == nil {
 		cfg.Allocator = memory.NewGoAllocator()
 	}
-	s := &Source{cfg: cfg, states: slices.Clone(cfg.States)}
-	if n := cfg.Model.cfg.Layers; !slices.Contains(s.states, n) {
-		s.states = append(s.states, n)
-	}
+	s := &Source{cfg: cfg}
+	s.compute()
 	seen := map[string]bool{}
 	for i, in := range cfg.Inputs {
 		if seen[in.ID] {
 			return nil, fmt.Errorf("%w: the id %q is given twice", ErrInput, in.ID)
 		}
 		seen[in.ID] = true
-		if cfg.Skip != nil && cfg.Skip(in.ID) {
-			continue
-		}
 		if in.where == "" {
 			in.where = fmt.Sprintf("input %d (%s)", i, in.ID)
 		}
@@ -152,6 +152,48 @@ func NewSource(cfg SourceConfig) (*Source, error) {
 		s.waiting = append(s.waiting, j)
 	}
 	return s, nil
+}
+
+// Choose says which states are recorded, as in [SourceConfig.States], and which
+// inputs are left out, because they are stored already; skip may be nil. It is
+// called before the first Next, if at all.
+func (s *Source) Choose(states []int, skip func(id string) bool) error {
+	cfg := s.cfg
+	cfg.States = states
+	if err := cfg.checkStates(); err != nil {
+		return err
+	}
+	s.cfg = cfg
+	s.compute()
+	if skip != nil {
+		s.waiting = slices.DeleteFunc(s.waiting, func(j *job) bool { return skip(j.ID) })
+	}
+	return nil
+}
+
+// compute sets what is computed: what is recorded, and n.
+func (s *Source) compute() {
+	s.states = slices.Clone(s.cfg.States)
+	if n := s.cfg.Model.cfg.Layers; !slices.Contains(s.states, n) {
+		s.states = append(s.states, n)
+	}
+}
+
+// Beginning is what is known of a sequence before it is run.
+type Beginning struct {
+	ID    string
+	IDs   []int32 // its first tokens: the prompt, or all of it
+	Whole bool    // it was given whole: nothing is generated
+}
+
+// Beginnings are those of the inputs that are left to run. The caller must not
+// change their tokens.
+func (s *Source) Beginnings() []Beginning {
+	list := make([]Beginning, len(s.waiting))
+	for i, j := range s.waiting {
+		list[i] = Beginning{j.ID, j.ids, j.finish == finishGiven}
+	}
+	return list
 }
 
 // Spec describes the capture records.
@@ -212,7 +254,7 @@ func (s *Source) admit() error {
 		if err != nil {
 			return fmt.Errorf("beginning sequence %s: %w", j.ID, err)
 		}
-		j.seq = seq
+		j.seq, j.states = seq, make([][]byte, len(s.cfg.States))
 		s.waiting, s.active = s.waiting[1:], append(s.active, j)
 	}
 	return nil

@@ -47,6 +47,12 @@ func capture(tb testing.TB, cfg target.SourceConfig) map[string]captured {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	return drain(tb, src, cfg)
+}
+
+// drain takes all that a source gives, and closes it.
+func drain(tb testing.TB, src *target.Source, cfg target.SourceConfig) map[string]captured {
+	tb.Helper()
 	defer func() {
 		if err := src.Close(); err != nil {
 			tb.Error(err)
@@ -318,11 +324,33 @@ func TestSamplingDependsOnTheSeedAndTheSequenceAlone(t *testing.T) {
 	}
 }
 
-func TestStoredSequencesAreSkipped(t *testing.T) {
+func TestWhatIsRecordedMayBeChosenAfterTheInputsWereRead(t *testing.T) {
 	m, tok := open(t, demotest.FS(t), "target"), demoTokenizer(t)
-	got := capture(t, target.SourceConfig{Model: m, Tokenizer: tok, Inputs: prompts(t, 3), MaxNewTokens: 2, Skip: func(id string) bool { return id == "p0001" }})
-	if _, ok := got["p0001"]; ok || len(got) != 2 {
-		t.Errorf("%d sequences", len(got))
+	cfg := target.SourceConfig{Model: m, Tokenizer: tok, Run: "r", Inputs: prompts(t, 3), MaxNewTokens: 2}
+	src, err := target.NewSource(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := src.Choose([]int{9}, nil); !errors.Is(err, target.ErrInput) {
+		t.Errorf("state 9: %v", err)
+	}
+	begin := src.Beginnings()
+	if len(begin) != 3 || begin[1].ID != "p0001" || begin[1].Whole || len(begin[1].IDs) == 0 {
+		t.Fatalf("%+v", begin)
+	}
+	if err := src.Choose([]int{2, 8}, func(id string) bool { return id == "p0001" }); err != nil {
+		t.Fatal(err)
+	}
+	chosen := drain(t, src, cfg)
+	if _, ok := chosen["p0001"]; ok || len(chosen) != 2 {
+		t.Errorf("%d sequences", len(chosen))
+	}
+	cfg.States = []int{2, 8}
+	at := capture(t, cfg)
+	delete(at, "p0001")
+	equal(t, "states chosen later", at, chosen)
+	if got := src.Spec().States; !slices.Equal(got, cfg.States) {
+		t.Errorf("it records states %v", got)
 	}
 }
 
