@@ -7,7 +7,7 @@ import (
 
 	"github.com/draftscope/draftscope/cmd/demo/demotest"
 	"github.com/draftscope/draftscope/cuda"
-	"github.com/draftscope/draftscope/cuda/cpu"
+	"github.com/draftscope/draftscope/cuda/backendtest"
 	"github.com/draftscope/draftscope/drafter"
 	"github.com/draftscope/draftscope/extract/safetensors"
 	"github.com/draftscope/draftscope/extract/target"
@@ -22,7 +22,7 @@ const (
 	eps    = 1e-6
 )
 
-// world is the demo's target on a CPU, and what it lends.
+// world is the demo's target on a device, and what it lends.
 type world struct {
 	tb    testing.TB
 	dev   cuda.Device
@@ -32,10 +32,12 @@ type world struct {
 
 func newWorld(tb testing.TB) *world {
 	tb.Helper()
-	dev, err := cpu.New(cpu.Config{})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	dev := backendtest.Open(tb)
+	tb.Cleanup(func() {
+		if err := dev.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
 	m, err := target.Open(demotest.FS(tb), "target", dev)
 	if err != nil {
 		tb.Fatal(err)

@@ -3,12 +3,13 @@
 // Every value is one chain of fused multiply-adds over k = 0, 1, ..., K-1 in
 // one thread, whatever the tile: neither the number of rows, nor where they
 // lie, nor the shape of the tiles changes a bit. The two tile sizes therefore
-// agree, and serve many rows (128 x 128) and few (32 x 32).
+// agree, and serve many rows (128 x 128) and few (32 x 32). The logits of bf16
+// operands stay float.
 #include "element.cuh"
 
 // ROWS x COLS values a block, each thread R x C of them, DEPTH of k at a time.
-template <typename T, int ROWS, int COLS, int DEPTH, int R, int C>
-__device__ void gemm(Matrix<T> dst, Matrix<const T> a, Matrix<const T> w, int m, int n, int k, int add) {
+template <typename T, typename D, int ROWS, int COLS, int DEPTH, int R, int C>
+__device__ void gemm(Matrix<D> dst, Matrix<const T> a, Matrix<const T> w, int m, int n, int k, int add) {
   constexpr int ACROSS = COLS / C, THREADS = (ROWS / R) * ACROSS;
   constexpr int LOADS_A = ROWS * DEPTH / THREADS, LOADS_W = COLS * DEPTH / THREADS;
   // One float of padding a row of k keeps the transposing stores apart.
@@ -87,21 +88,23 @@ __device__ void gemm(Matrix<T> dst, Matrix<const T> a, Matrix<const T> w, int m,
     for (int j = 0; j < C; j++) {
       const long long c = col0 + tx + j * ACROSS;
       if (c < n) {
-        T *to = dst.row(r) + c;
+        D *to = dst.row(r) + c;
         store(to, add ? load(to) + sum[i][j] : sum[i][j]);
       }
     }
   }
 }
 
-#define GEMM(name, T, ROWS, COLS, DEPTH, R, C, BLOCKS)                                                                \
+#define GEMM(name, T, D, ROWS, COLS, DEPTH, R, C, BLOCKS)                                                             \
   extern "C" __global__ void __launch_bounds__((ROWS / R) * (COLS / C), BLOCKS)                                       \
-      name(T *dst, long long dst_stride, const T *a, long long a_stride, const T *w, long long w_stride, int m,       \
+      name(D *dst, long long dst_stride, const T *a, long long a_stride, const T *w, long long w_stride, int m,       \
            int n, int k, int add) {                                                                                   \
-    gemm<T, ROWS, COLS, DEPTH, R, C>({dst, dst_stride}, {a, a_stride}, {w, w_stride}, m, n, k, add);                  \
+    gemm<T, D, ROWS, COLS, DEPTH, R, C>({dst, dst_stride}, {a, a_stride}, {w, w_stride}, m, n, k, add);               \
   }
 
-GEMM(gemm_many_f32, float, 128, 128, 8, 8, 8, 2)
-GEMM(gemm_few_f32, float, 32, 32, 16, 2, 2, 4)
-GEMM(gemm_many_bf16, bf16, 128, 128, 8, 8, 8, 2)
-GEMM(gemm_few_bf16, bf16, 32, 32, 16, 2, 2, 4)
+GEMM(gemm_many_f32, float, float, 128, 128, 8, 8, 8, 2)
+GEMM(gemm_few_f32, float, float, 32, 32, 16, 2, 2, 4)
+GEMM(gemm_many_bf16, bf16, bf16, 128, 128, 8, 8, 8, 2)
+GEMM(gemm_few_bf16, bf16, bf16, 32, 32, 16, 2, 2, 4)
+GEMM(logits_many_bf16, bf16, float, 128, 128, 8, 8, 8, 2)
+GEMM(logits_few_bf16, bf16, float, 32, 32, 16, 2, 2, 4)

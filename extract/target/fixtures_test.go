@@ -11,7 +11,7 @@ import (
 
 	"github.com/draftscope/draftscope/cmd/demo/demotest"
 	"github.com/draftscope/draftscope/cuda"
-	"github.com/draftscope/draftscope/cuda/cpu"
+	"github.com/draftscope/draftscope/cuda/backendtest"
 	"github.com/draftscope/draftscope/extract/safetensors"
 	"github.com/draftscope/draftscope/extract/target"
 	"github.com/draftscope/draftscope/extract/tokenizer"
@@ -19,10 +19,7 @@ import (
 
 func device(tb testing.TB) cuda.Device {
 	tb.Helper()
-	dev, err := cpu.New(cpu.Config{})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	dev := backendtest.Open(tb)
 	tb.Cleanup(func() {
 		if err := dev.Close(); err != nil {
 			tb.Error(err)

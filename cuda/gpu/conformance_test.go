@@ -1,0 +1,28 @@
+package gpu_test
+
+import (
+	"testing"
+
+	"github.com/draftscope/draftscope/cuda"
+	"github.com/draftscope/draftscope/cuda/backendtest"
+	"github.com/draftscope/draftscope/cuda/gpu"
+)
+
+func open(t testing.TB) cuda.Device { return backendtest.OpenGPU(t, gpu.Config{}) }
+
+func TestTheBackendPassesTheConformanceSuite(t *testing.T) {
+	must(t, open(t).Close()) // skips as a whole, not part by part
+	backendtest.Run(t, open)
+}
+
+func BenchmarkDevice(b *testing.B) {
+	must(b, open(b).Close())
+	backendtest.Bench(b, open)
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

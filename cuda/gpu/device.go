@@ -1,0 +1,219 @@
+//go:build cuda && cgo
+
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/draftscope/draftscope/cuda"
+	"github.com/draftscope/draftscope/cuda/driver"
+	"github.com/draftscope/draftscope/cuda/kernels"
+)
+
+// maxValues bounds one allocation (4 TiB of float32), so that a mistaken size
+// overflows nothing.
+const maxValues = 1 << 40
+
+// Device is the backend on a GPU. Like every [cuda.Device] it serves one
+// caller at a time; distinct devices may be used at once.
+type Device struct {
+	card      *driver.Card
+	precision Precision
+	width     int // bytes of a value
+	host      staging
+	params    params
+	rooms     map[string]*room
+	closed    sync.Once
+}
+
+var _ cuda.Device = (*Device)(nil)
+
+// Open opens a CUDA device. Errors about what the machine lacks wrap
+// [cuda.ErrUnavailable] and say what to do.
+func Open(cfg Config) (cuda.Device, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	card, err := driver.Open(cfg.Device)
+	if err != nil {
+		return nil, fmt.Errorf("opening CUDA device %d: %w", cfg.Device, err)
+	}
+	d := &Device{card: card, precision: cfg.Precision, width: 4, rooms: map[string]*room{}}
+	if cfg.Precision == BF16 {
+		d.width = 2
+	}
+	if err := card.Do(d.prepare); err != nil {
+		return nil, errors.Join(fmt.Errorf("opening CUDA device %d: %w", cfg.Device, err), d.Close())
+	}
+	return d, nil
+}
+
+// prepare takes the memory that every device needs, on the card's thread.
+func (d *Device) prepare() (err error) {
+	if d.host, err = newStaging(d.card); err != nil {
+		return err
+	}
+	d.params, err = newParams(d.card)
+	return err
+}
+
+// Name implements [cuda.Device].
+func (d *Device) Name() string {
+	return fmt.Sprintf("cuda %s (%s, driver for CUDA %s)", d.precision, d.card.Name, d.card.Driver)
+}
+
+// Close implements [cuda.Device]. A second call does nothing.
+func (d *Device) Close() (err error) {
+	d.closed.Do(func() {
+		err = d.card.Do(func() error {
+			errs := []error{d.card.Wait(), d.host.close(), d.params.close()}
+			for _, r := range d.rooms {
+				if r.at != 0 {
+					errs = append(errs, d.card.Free(r.at))
+				}
+			}
+			return errors.Join(errs...)
+		})
+		err = errors.Join(err, d.card.Close())
+	})
+	return err
+}
+
+// buffer is device memory. at is 0 once closed; close may come from another
+// goroutine than the calls, as finalisers and defers do.
+type buffer struct {
+	d    *Device
+	n    int
+	at   atomic.Uint64
+	wide driver.Ptr // float32 copy that holds instead, see deltarule.go
+}
+
+// Len implements [cuda.Buffer].
+func (b *buffer) Len() int { return b.n }
+
+// Close implements [cuda.Buffer].
+func (b *buffer) Close() {
+	at := driver.Ptr(b.at.Swap(0))
+	if at == 0 {
+		return
+	}
+	// An error here is of a context that is lost or closed, memory and all.
+	_ = b.d.card.Do(func() error {
+		err := b.d.card.Free(at)
+		if b.wide != 0 {
+			err = errors.Join(err, b.d.card.Free(b.wide))
+			b.wide = 0
+		}
+		return err
+	})
+}
+
+// New implements [cuda.Device].
+func (d *Device) New(n int) (cuda.Buffer, error) {
+	if n < 0 {
+		return nil, fmt.Errorf("allocating %d values: %w", n, cuda.ErrShape)
+	}
+	if n > maxValues {
+		return nil, fmt.Errorf("allocating %d values: %w", n, cuda.ErrMemory)
+	}
+	b := &buffer{d: d, n: n}
+	err := d.card.Do(func() error {
+		bytes := max(n*d.width, 1)
+		at, err := d.card.Alloc(bytes)
+		if err != nil {
+			return fmt.Errorf("allocating %d values: %w", n, err)
+		}
+		b.at.Store(uint64(at))
+		if err := d.card.Zero(at, bytes); err != nil {
+			return errors.Join(err, d.card.Free(at))
+		}
+		// Another device of the card may be the next to use it.
+		return d.card.Wait()
+	})
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// matrix is a row-major view of device memory.
+type matrix struct {
+	at                 driver.Ptr
+	rows, cols, stride int // stride in values
+}
+
+// rowRange is the view of rows lo..hi-1.
+func (d *Device) rowRange(m matrix, lo, hi int) matrix {
+	m.at += driver.Ptr(lo * m.stride * d.width)
+	m.rows = hi - lo
+	return m
+}
+
+// owner is the buffer of operand t, which must lie in this card's memory. An
+// empty view needs none.
+func (d *Device) owner(op string, t cuda.Tensor) (*buffer, error) {
+	if t.Rows == 0 || t.Cols == 0 {
+		return nil, nil //nolint:nilnil // an empty view has no owner and is no error
+	}
+	b, ok := t.Buf.(*buffer)
+	if !ok {
+		return nil, fmt.Errorf("%s: %w: %s lies in a %T, not in this device's memory", op, cuda.ErrShape, t, t.Buf)
+	}
+	if b.d.card.Index != d.card.Index || b.d.width != d.width {
+		return nil, fmt.Errorf("%s: %w: %s lies on %s, not on %s", op, cuda.ErrShape, t, b.d.Name(), d.Name())
+	}
+	if b.at.Load() == 0 {
+		return nil, fmt.Errorf("%s: %w: %s lies in a closed buffer", op, cuda.ErrShape, t)
+	}
+	return b, nil
+}
+
+// views turns checked operands into matrices.
+func (d *Device) views(op string, tensors ...cuda.Tensor) ([]matrix, error) {
+	out := make([]matrix, len(tensors))
+	for i, t := range tensors {
+		out[i] = matrix{rows: t.Rows, cols: t.Cols, stride: t.Stride}
+		b, err := d.owner(op, t)
+		if err != nil {
+			return nil, err
+		}
+		if b == nil {
+			continue
+		}
+		if b.wide != 0 {
+			return nil, fmt.Errorf("%s: %w: %s is a state of the delta rule, kept in float32; download it instead", op, cuda.ErrShape, t)
+		}
+		out[i].at = driver.Ptr(b.at.Load()) + driver.Ptr(t.Off*d.width)
+	}
+	return out, nil
+}
+
+// launch starts a kernel of file. A name ending in _ gets the precision's.
+func (d *Device) launch(file, name string, g driver.Grid, args ...any) error {
+	image, err := kernels.PTX(file)
+	if err != nil {
+		return err
+	}
+	module, err := d.card.Module(file, image)
+	if err != nil {
+		return err
+	}
+	if strings.HasSuffix(name, "_") {
+		name += d.precision.String()
+	}
+	kernel, err := module.Kernel(name)
+	if err != nil {
+		return err
+	}
+	return d.card.Launch(kernel, g, args...)
+}
+
+// spread is a grid of 256 threads for n values, each thread taking several
+// where there are very many.
+func (d *Device) spread(n int) driver.Grid {
+	return driver.Grid{Blocks: [3]int{min((n+255)/256, d.card.SMs*16)}, Threads: [3]int{256}}
+}

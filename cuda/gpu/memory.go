@@ -1,0 +1,302 @@
+//go:build cuda && cgo
+
+package gpu
+
+import (
+	"errors"
+	"iter"
+	"math"
+	"unsafe"
+
+	"github.com/draftscope/draftscope/cuda"
+	"github.com/draftscope/draftscope/cuda/driver"
+)
+
+// Pinned memory that copies go through.
+const (
+	stagingBytes = 8 << 20 // of each of the two halves
+	paramsBytes  = 4 << 20 // to begin with; grows with the largest call
+)
+
+// staging is pinned host memory in two halves: while one is copied, the other
+// is filled or emptied.
+type staging struct {
+	card *driver.Card
+	half [2][]byte
+	free [2]*driver.Event // passed when the half's copy has ended
+}
+
+func newStaging(card *driver.Card) (s staging, err error) {
+	s.card = card
+	for i := range s.half {
+		if s.half[i], err = card.Pin(stagingBytes); err != nil {
+			return s, err
+		}
+		if s.free[i], err = card.Event(); err != nil {
+			return s, err
+		}
+		if err = card.Record(s.free[i]); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+func (s *staging) close() error {
+	var errs []error
+	for i := range s.half {
+		if s.half[i] != nil {
+			errs = append(errs, s.card.Unpin(s.half[i]))
+		}
+		if s.free[i] != nil {
+			errs = append(errs, s.card.Drop(s.free[i]))
+		}
+	}
+	*s = staging{}
+	return errors.Join(errs...)
+}
+
+// piece is a part of a copy that fits into one half: rows of cols values of a
+// matrix, which begin at value at of the matrix and value first of the slice.
+type piece struct {
+	rows, cols, at, first int
+}
+
+// pieces cuts a matrix into parts of at most room values.
+func pieces(m matrix, room int) iter.Seq[piece] {
+	if m.stride == m.cols {
+		m.rows, m.cols = 1, m.rows*m.cols
+	}
+	return func(yield func(piece) bool) {
+		down := max(1, room/m.cols)
+		for r := 0; r < m.rows; r += down {
+			for c := 0; c < m.cols; c += room {
+				p := piece{min(down, m.rows-r), min(room, m.cols-c), r*m.stride + c, r*m.cols + c}
+				if !yield(p) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Upload implements [cuda.Device]. It returns when the values have arrived.
+func (d *Device) Upload(dst cuda.Tensor, src []float32) error {
+	b, m, width, err := d.copied("upload", dst, len(src))
+	if err != nil || b == nil {
+		return err
+	}
+	return d.card.Do(func() error {
+		turn := 0
+		for p := range pieces(m, stagingBytes/width) {
+			half, free := d.host.half[turn%2], d.host.free[turn%2]
+			if err := d.card.WaitFor(free); err != nil {
+				return err
+			}
+			encode(half, src[p.first:p.first+p.rows*p.cols], width)
+			rows := driver.Rows{Count: p.rows, Width: p.cols * width, Pitch: m.stride * width}
+			if err := errors.Join(d.card.ToDevice(m.at+driver.Ptr(p.at*width), half, rows), d.card.Record(free)); err != nil {
+				return err
+			}
+			turn++
+		}
+		return d.card.Wait()
+	})
+}
+
+// Download implements [cuda.Device].
+func (d *Device) Download(dst []float32, src cuda.Tensor) error {
+	b, m, width, err := d.copied("download", src, len(dst))
+	if err != nil || b == nil {
+		return err
+	}
+	return d.card.Do(func() error {
+		var under [2]*piece // copies under way into each half
+		take := func(i int) error {
+			p := under[i]
+			if p == nil {
+				return nil
+			}
+			under[i] = nil
+			if err := d.card.WaitFor(d.host.free[i]); err != nil {
+				return err
+			}
+			decode(dst[p.first:p.first+p.rows*p.cols], d.host.half[i], width)
+			return nil
+		}
+		turn := 0
+		for p := range pieces(m, stagingBytes/width) {
+			i := turn % 2
+			if err := take(i); err != nil {
+				return err
+			}
+			rows := driver.Rows{Count: p.rows, Width: p.cols * width, Pitch: m.stride * width}
+			if err := errors.Join(d.card.ToHost(d.host.half[i], m.at+driver.Ptr(p.at*width), rows), d.card.Record(d.host.free[i])); err != nil {
+				return err
+			}
+			under[i] = &p
+			turn++
+		}
+		return errors.Join(take(turn%2), take((turn+1)%2), d.card.Wait())
+	})
+}
+
+// copied is what Upload and Download share: the checked tensor as a matrix of
+// values of width bytes. The buffer is nil for an empty one.
+func (d *Device) copied(op string, t cuda.Tensor, n int) (b *buffer, m matrix, width int, err error) {
+	if err := cuda.CheckCopy(op, t, n); err != nil {
+		return nil, matrix{}, 0, err
+	}
+	if b, err = d.owner(op, t); err != nil || b == nil {
+		return nil, matrix{}, 0, err
+	}
+	m = matrix{rows: t.Rows, cols: t.Cols, stride: t.Stride}
+	if b.wide != 0 {
+		m.at = b.wide + driver.Ptr(t.Off*4)
+		return b, m, 4, nil
+	}
+	m.at = driver.Ptr(b.at.Load()) + driver.Ptr(t.Off*d.width)
+	return b, m, d.width, nil
+}
+
+// encode writes values as the device keeps them.
+func encode(to []byte, values []float32, width int) {
+	if width == 4 {
+		copy(to, bytesOf(values))
+		return
+	}
+	half := unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(to))), len(values))
+	for i, v := range values {
+		half[i] = narrow(v)
+	}
+}
+
+// decode reads what encode wrote.
+func decode(values []float32, from []byte, width int) {
+	if width == 4 {
+		copy(bytesOf(values), from)
+		return
+	}
+	half := unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(from))), len(values))
+	for i, v := range half {
+		values[i] = math.Float32frombits(uint32(v) << 16)
+	}
+}
+
+// narrow rounds to bfloat16, to nearest, ties to even; a NaN stays one.
+func narrow(v float32) uint16 {
+	bits := math.Float32bits(v)
+	if v != v {
+		return uint16(bits>>16) | 0x40
+	}
+	return uint16((bits + 0x7fff + bits>>16&1) >> 16)
+}
+
+// bytesOf is the memory of values.
+func bytesOf[T any](values []T) []byte {
+	var t T
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(values))), len(values)*int(unsafe.Sizeof(t)))
+}
+
+// params is where the small arrays of a call (positions, rows, labels, spans)
+// travel: pinned memory and as much on the device, used from front to back
+// and then again.
+type params struct {
+	card *driver.Card
+	host []byte
+	at   driver.Ptr
+	used int
+}
+
+func newParams(card *driver.Card) (params, error) {
+	p := params{card: card}
+	return p, p.grow(paramsBytes)
+}
+
+// grow replaces the memory by n bytes, when nothing is under way.
+func (p *params) grow(n int) (err error) {
+	if err = p.close(); err != nil {
+		return err
+	}
+	if p.host, err = p.card.Pin(n); err != nil {
+		return err
+	}
+	p.at, err = p.card.Alloc(n)
+	return err
+}
+
+func (p *params) close() error {
+	var errs []error
+	if p.host != nil {
+		errs = append(errs, p.card.Unpin(p.host))
+	}
+	if p.at != 0 {
+		errs = append(errs, p.card.Free(p.at))
+	}
+	p.host, p.at, p.used = nil, 0, 0
+	return errors.Join(errs...)
+}
+
+// send starts the copy of arrays to the device and returns where each will
+// be; they stay until the kernels that are launched next have read them.
+func (p *params) send(arrays ...[]byte) ([]driver.Ptr, error) {
+	const align = 256
+	total := 0
+	for _, a := range arrays {
+		total += (len(a) + align - 1) / align * align
+	}
+	if p.used+total > len(p.host) {
+		// Kernels under way may still read the front.
+		if err := p.card.Wait(); err != nil {
+			return nil, err
+		}
+		p.used = 0
+		if total > len(p.host) {
+			if err := p.grow(2 * total); err != nil {
+				return nil, err
+			}
+		}
+	}
+	start := p.used
+	out := make([]driver.Ptr, len(arrays))
+	for i, a := range arrays {
+		out[i] = p.at + driver.Ptr(p.used)
+		copy(p.host[p.used:], a)
+		p.used += (len(a) + align - 1) / align * align
+	}
+	if total == 0 {
+		return out, nil
+	}
+	return out, p.card.ToDevice(p.at+driver.Ptr(start), p.host[start:start+total], driver.Rows{Count: 1, Width: total, Pitch: total})
+}
+
+// room is scratch memory of a device, which grows with the calls.
+type room struct {
+	at driver.Ptr
+	n  int
+}
+
+// room is at least n bytes of scratch memory of that name, for the kernels
+// launched next; its contents do not survive the call.
+func (d *Device) room(name string, n int) (driver.Ptr, error) {
+	r := d.rooms[name]
+	if r == nil {
+		r = &room{}
+		d.rooms[name] = r
+	}
+	if r.n >= n {
+		return r.at, nil
+	}
+	if r.at != 0 {
+		if err := d.card.Free(r.at); err != nil {
+			return 0, err
+		}
+		*r = room{}
+	}
+	at, err := d.card.Alloc(n)
+	if err != nil {
+		return 0, err
+	}
+	*r = room{at, n}
+	return at, nil
+}
