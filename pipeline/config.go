@@ -52,6 +52,14 @@ type Config struct {
 	// forgets what all of its readers have acknowledged, and publishing
 	// waits while it is more than 70 % full.
 	MaxBytes int64
+	// SoftBytes is about how much each stream holds on disk, and an embedded
+	// server in memory, without being a limit of the server's: it forgets
+	// what all of its readers have acknowledged, sinks are asked to commit
+	// when it is full, and publishing waits for them. What is in progress is
+	// let through, however long: it cannot be acknowledged before its end. 0
+	// is what [Session.NoteSoftBytes] has left in the server for the roles,
+	// else no such bound. With MaxBytes it is not looked at.
+	SoftBytes int64
 	// MaxAge lets a stream forget what is older, whether or not it was read;
 	// 0 is never.
 	MaxAge time.Duration
@@ -97,7 +105,8 @@ type Config struct {
 	Logger    *slog.Logger     // silent when nil
 	Allocator memory.Allocator // of decoded records; Go's when nil
 
-	storeLimit int64 // bytes the embedded server may use; tests lower it
+	ackTimeout time.Duration // after which a message without an answer counts as lost; 10 s, tests lower it
+	storeLimit int64         // bytes the embedded server may use; tests lower it
 }
 
 func or[T comparable](v *T, otherwise T) {
@@ -119,6 +128,7 @@ func (c Config) withDefaults() Config {
 	or(&c.OutageTimeout, time.Minute)
 	or(&c.MaxPayload, 8<<20)
 	or(&c.LeaseTTL, 5*time.Second)
+	or(&c.ackTimeout, 10*time.Second)
 	or(&c.storeLimit, 1<<50)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -163,7 +173,7 @@ func (c Config) Validate() error {
 	if c.WhenFull == Shed && c.MaxBytes == 0 {
 		bad("shedding needs a limit to the stream's size")
 	}
-	if c.MaxBytes < 0 || c.MaxAge < 0 || c.CommitBytes < 0 || c.CommitSequences < 0 {
+	if c.MaxBytes < 0 || c.SoftBytes < 0 || c.MaxAge < 0 || c.CommitBytes < 0 || c.CommitSequences < 0 {
 		bad("negative size")
 	}
 	if c.CommitIdle < 0 || c.AckWait < 0 || c.ConnectTimeout < 0 || c.OutageTimeout < 0 {

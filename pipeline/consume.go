@@ -47,6 +47,7 @@ type reader struct {
 	foreign bool
 	ends    bool            // a foreign reader that reads up to one end-of-run marker
 	stop    <-chan struct{} // closed to stop after the sequence at hand; nil is never
+	urged   chan struct{}   // the stream is full: commit what there is
 
 	made  int    // consumers made so far
 	next  uint64 // consumer sequence that is due
@@ -54,6 +55,14 @@ type reader struct {
 }
 
 const pullBatch = 8
+
+// pullHeartbeat is how often the server says that it still minds a request for
+// messages. When it does not, the request was lost, and is made again.
+const pullHeartbeat = 2 * time.Second
+
+// lostAfter is how long a reader is patient with a consumer that does not
+// answer, or that says it delivered or lacks what this reader knows better.
+const lostAfter = 2 * time.Second
 
 // unknown stands for a count that cannot be compared.
 const unknown = -1
@@ -65,7 +74,7 @@ var (
 
 // openReader finds out where the last invocation stopped.
 func openReader(ctx context.Context, run *invocation, from route, role string, partition int) (*reader, error) {
-	r := &reader{run: run, route: from, role: role, partition: partition, asm: newAssembler(run.nonce), decoder: newDecoder(run.cfg.Allocator)}
+	r := &reader{run: run, route: from, role: role, partition: partition, asm: newAssembler(run.nonce), decoder: newDecoder(run.cfg.Allocator), urged: make(chan struct{}, 1)}
 	names, floor, err := r.consumers(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("reading where partition %d of %s stopped: %w", partition, from.name(), err)
@@ -185,6 +194,7 @@ func (r *reader) follow(ctx context.Context, consumer jetstream.Consumer, lost <
 	idle := time.NewTimer(r.run.cfg.CommitIdle)
 	defer idle.Stop()
 	told, stopping := r.stop, false
+	var doubt doubt
 	for {
 		select {
 		case m := <-msgs:
@@ -202,7 +212,14 @@ func (r *reader) follow(ctx context.Context, consumer jetstream.Consumer, lost <
 			if err := r.handler.idle(ctx); err != nil {
 				return err
 			}
+			if r.lost(ctx, consumer, &doubt) {
+				return errIrregular
+			}
 			idle.Reset(r.run.cfg.CommitIdle)
+		case <-r.urged:
+			if err := r.handler.idle(ctx); err != nil {
+				return err
+			}
 		case <-told:
 			// A stage has worked for the sequence at hand; a sink has not.
 			if !r.ends || !r.asm.busy() {
@@ -219,6 +236,37 @@ func (r *reader) follow(ctx context.Context, consumer jetstream.Consumer, lost <
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// doubt is when a reader last asked its consumer, and what was due then.
+type doubt struct {
+	asked time.Time
+	next  uint64
+	held  int
+	found bool // something was missing
+}
+
+// lost asks the consumer of a reader to which nothing comes whether a delivery
+// or an ack got lost on the way. The server would repeat it, but after AckWait
+// only. What is merely on its way is not missing when it is asked again.
+func (r *reader) lost(ctx context.Context, consumer jetstream.Consumer, d *doubt) bool {
+	held := r.books.unacknowledged()
+	if d.next != r.next || d.held != held {
+		*d = doubt{asked: time.Now(), next: r.next, held: held}
+	}
+	if time.Since(d.asked) < lostAfter {
+		return false
+	}
+	d.asked = time.Now()
+	ask, cancel := context.WithTimeout(ctx, r.run.cfg.ConnectTimeout)
+	defer cancel()
+	info, err := consumer.Info(ask)
+	if err != nil {
+		return false // it shows elsewhere
+	}
+	before := d.found
+	d.found = info.Delivered.Consumer >= r.next || info.NumAckPending > held
+	return before && d.found
 }
 
 // settled ends a reader that was told to stop.
@@ -241,8 +289,9 @@ func (r *reader) abandon() {
 // pull fetches messages a few at a time: one batch is worked on while the
 // next is on its way, and no more than that is held in memory.
 func pull(ctx context.Context, consumer jetstream.Consumer, out chan<- jetstream.Msg) error {
+	var missing time.Time // since when nobody answers
 	for ctx.Err() == nil {
-		batch, err := consumer.Fetch(pullBatch, jetstream.FetchContext(ctx))
+		batch, err := consumer.Fetch(pullBatch, jetstream.FetchContext(ctx), jetstream.FetchHeartbeat(pullHeartbeat))
 		if err == nil {
 			for m := range batch.Messages() {
 				select {
@@ -251,6 +300,14 @@ func pull(ctx context.Context, consumer jetstream.Consumer, out chan<- jetstream
 				}
 			}
 			err = batch.Error()
+		}
+		switch {
+		case !errors.Is(err, nats.ErrNoResponders):
+			missing = time.Time{}
+		case missing.IsZero():
+			missing = time.Now()
+		case time.Since(missing) > lostAfter:
+			return errIrregular // nobody has this consumer: make another
 		}
 		switch {
 		case err == nil, errors.Is(err, jetstream.ErrNoMessages), ctx.Err() != nil:

@@ -25,6 +25,7 @@ const (
 	hdrPad     = "Draftscope-Pad"
 	hdrMsgID   = "Nats-Msg-Id"
 	hdrLastID  = "Nats-Expected-Last-Msg-Id"
+	hdrLastSeq = "Nats-Expected-Last-Sequence"
 )
 
 // layoutVersion is what this program writes. It also reads version 1, in which
@@ -56,7 +57,10 @@ type header struct {
 	first   bool   // of layout version 1
 	count   int64  // end: chunks; end-of-run: sequences ended by the invocation
 
-	partition int // begin, end-of-run: where it is sent; only in the id
+	partition int    // begin, end-of-run: where it is sent; only in the id
+	counted   bool   // written with the number of the message before it, not its id
+	behind    uint64 // that number
+	again     int    // only in the id: a server that refused a message may not take its id any more
 }
 
 // id is the message id, by which the server recognises a repeat.
@@ -68,7 +72,24 @@ func (h *header) id(run string) string {
 	case kindBegin, kindEndOfRun: // ids are compared over the whole stream
 		tail = string(h.kind) + "-" + strconv.Itoa(h.partition)
 	}
+	if h.again > 0 {
+		tail += renamed + strconv.Itoa(h.again)
+	}
 	return escapeToken(run) + "/" + escapeSeq(h.seq) + "/" + h.attempt + "/" + tail
+}
+
+// renamed parts the number of the try from an id. It is in no tail of an id.
+const renamed = "~"
+
+// sameMessage says that two ids are of one message, under whatever number.
+func sameMessage(a, b string) bool {
+	plain := func(id string) string {
+		if i := strings.LastIndex(id, renamed); i > strings.LastIndex(id, "/") {
+			return id[:i]
+		}
+		return id
+	}
+	return plain(a) == plain(b)
 }
 
 // headerBytes is what nats.Header takes on the wire.
@@ -94,7 +115,10 @@ func (h *header) marshal(run, last string) nats.Header {
 		hdrMsgID:   {h.id(run)},
 		hdrPad:     {""},
 	}
-	if last != "" {
+	switch {
+	case last != "" && h.counted:
+		out[hdrLastSeq] = []string{strconv.FormatUint(h.behind, 10)}
+	case last != "":
 		out[hdrLastID] = []string{last}
 	}
 	if h.kind == kindData || h.kind == kindEnd {

@@ -127,6 +127,19 @@ func (l *ledger) acknowledged() (floor uint64) {
 	return l.floor
 }
 
+// unacknowledged is how many messages are held.
+func (l *ledger) unacknowledged() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := 0
+	for _, d := range l.order {
+		if !d.acked {
+			n++
+		}
+	}
+	return n
+}
+
 // replyOf is where the ack of a held message goes.
 func (l *ledger) replyOf(seq uint64) string {
 	l.mu.Lock()

@@ -15,6 +15,9 @@ import (
 // Error codes of the JetStream API that have no name in the client.
 const (
 	codeWrongLastID     jetstream.ErrorCode = 10070
+	codeWrongLastSeq    jetstream.ErrorCode = 10071
+	codeWrongLastSeqNow jetstream.ErrorCode = 10164
+	codeIDInProcess     jetstream.ErrorCode = 10158
 	codeStoreFailed     jetstream.ErrorCode = 10077
 	codeTooManyRequests jetstream.ErrorCode = 10167
 	codeClusterNotAvail jetstream.ErrorCode = 10008
@@ -65,10 +68,11 @@ func (p *publisher) mend(ctx context.Context, cause error, failing time.Time) er
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if done := slices.IndexFunc(p.queue, func(e *outgoing) bool { return e.id == lastID && e.id != "" }); done >= 0 {
+	if done := slices.IndexFunc(p.queue, func(e *outgoing) bool { return e.id != "" && sameMessage(e.id, lastID) }); done >= 0 {
 		for _, e := range slices.Clone(p.queue[:done+1]) {
 			p.pop(e, last)
 		}
+		p.lastID = lastID // under whichever id it got through
 	}
 	chain := p.lastID
 	if lastID != p.lastID {
@@ -79,6 +83,11 @@ func (p *publisher) mend(ctx context.Context, cause error, failing time.Time) er
 	}
 	for _, e := range p.queue {
 		e.fut, e.err = nil, nil
+		if apiCode(cause) == codeIDInProcess {
+			// A cluster remembers the ids of what it refused for its order,
+			// and refuses them for as long as it remembers ids.
+			e.again++
+		}
 		if e.out != nil {
 			e.out.sent = e.out.stored
 		}
@@ -86,7 +95,7 @@ func (p *publisher) mend(ctx context.Context, cause error, failing time.Time) er
 	if err := p.recut(); err != nil {
 		return err
 	}
-	p.chain, p.broken = chain, false
+	p.chain, p.number, p.broken = chain, last, false
 	for _, e := range p.queue {
 		if p.send(e); p.broken {
 			break
@@ -155,6 +164,13 @@ func apiCode(err error) jetstream.ErrorCode {
 	return 0
 }
 
+// isOrder says that a message was refused because the one that it names is not
+// the stream's last.
+func isOrder(err error) bool {
+	c := apiCode(err)
+	return c == codeWrongLastID || c == codeWrongLastSeq || c == codeWrongLastSeqNow
+}
+
 // isFull says that the stream has reached its MaxBytes.
 func isFull(err error) bool {
 	return apiCode(err) == codeStoreFailed && strings.Contains(err.Error(), "maximum bytes exceeded")
@@ -168,7 +184,7 @@ func hopeless(cause error) error {
 		return nil // the connection's trouble, not the message's
 	}
 	switch api.ErrorCode {
-	case codeWrongLastID, codeTooManyRequests, codeClusterNotAvail:
+	case codeWrongLastID, codeWrongLastSeq, codeWrongLastSeqNow, codeIDInProcess, codeTooManyRequests, codeClusterNotAvail:
 		return nil
 	}
 	return fmt.Errorf("%w: %w; if its disk or its account is full, free some space and run again: what is stored is kept", ErrRefused, cause)

@@ -36,6 +36,7 @@ type outgoing struct {
 	frame   frame
 	onStore func() // called once the server has it; must not block
 	slot    bool   // holds a place in the window
+	again   int    // times that it got another id, see [header.again]
 
 	id  string
 	fut jetstream.PubAckFuture // nil: not sent
@@ -66,6 +67,8 @@ type publisher struct {
 	queue   []*outgoing // sent or to be sent, not confirmed
 	broken  bool        // nothing is sent before serve has mended the chain
 	chain   string      // id of the last message sent
+	number  uint64      // and the stream's number that it gets if all goes well
+	counted bool        // messages name their predecessor's number, not its id
 	lastID  string      // id of the last message confirmed
 	lastSeq uint64      // and the stream's number of it
 	idle    chan struct{}
@@ -84,10 +87,13 @@ func newPublisher(ctx context.Context, cfg Config, to route, nc *nats.Conn, js j
 		failed: make(chan struct{}),
 
 		lastSeq: stream.CachedInfo().State.LastSeq,
+		number:  stream.CachedInfo().State.LastSeq,
+		// Servers check a number before they replicate a message, an id after
+		// that; and one that does not fit there ends the stream, for all of
+		// them (nats-server 2.15).
+		counted: stream.CachedInfo().Config.Replicas > 1,
 	}
-	if cfg.MaxBytes > 0 {
-		p.quota = newQuota(cfg, to, stream)
-	}
+	p.quota = newQuota(cfg, to, stream)
 	return p, nil
 }
 
@@ -188,7 +194,7 @@ func (p *publisher) put(ctx context.Context, e *outgoing) error {
 
 // send gives e its number and sends it. A failure is left in e for serve.
 func (p *publisher) send(e *outgoing) {
-	h := header{kind: e.kind, attempt: e.attempt, count: e.count, partition: e.part}
+	h := header{kind: e.kind, attempt: e.attempt, count: e.count, partition: e.part, again: e.again}
 	if o := e.out; o != nil {
 		h.seq, h.attempt = o.seq, o.attempt
 		if e.kind == kindData {
@@ -199,7 +205,9 @@ func (p *publisher) send(e *outgoing) {
 		}
 	}
 	e.id, e.fut, e.err = h.id(p.cfg.Run), nil, nil
+	h.counted, h.behind = p.counted, p.number
 	msg := &nats.Msg{Subject: e.subject, Header: h.marshal(p.cfg.Run, p.chain)}
+	p.number++
 	if e.frame.buf != nil {
 		msg.Data = e.frame.buf.Bytes()
 	}
@@ -242,7 +250,7 @@ func (p *publisher) flush(ctx context.Context) error {
 func (p *publisher) serve(ctx context.Context, stop <-chan struct{}) error {
 	var failing time.Time // since when nothing got through
 	for {
-		e := p.front()
+		e, next := p.front()
 		if e == nil {
 			select {
 			case <-p.wake:
@@ -259,19 +267,34 @@ func (p *publisher) serve(ctx context.Context, stop <-chan struct{}) error {
 		if e.err == nil {
 			select {
 			case ack := <-e.fut.Ok():
-				p.confirm(e, ack.Sequence)
+				p.confirm(ack.Sequence, 1)
 				failing = time.Time{}
-				continue
 			case e.err = <-e.fut.Err():
+			case ack := <-next.ok:
+				// It names e, so that e is stored too, and only the answer was lost.
+				p.confirm(ack.Sequence, 2)
+				failing = time.Time{}
+			case next.out.err = <-next.err:
+				if isOrder(next.out.err) {
+					e.err = next.out.err // e was lost, or comes late
+				}
+			case <-p.wake: // there may be a next one now
 			case <-ctx.Done():
 				return p.fail(context.Cause(ctx))
+			}
+			if e.err == nil {
+				continue
 			}
 		}
 		if failing.IsZero() {
 			failing = time.Now()
 		}
+		before := p.lastID
 		if err := p.mend(ctx, e.err, failing); err != nil {
 			return p.fail(fmt.Errorf("publishing to stream %s: %w", p.route.name(), err))
+		}
+		if p.lastID != before { // some of it had got through
+			failing = time.Time{}
 		}
 	}
 }
@@ -282,20 +305,36 @@ func (p *publisher) fail(err error) error {
 	return err
 }
 
-func (p *publisher) front() *outgoing {
+// follower is the answer to the message behind the first of the queue. Without
+// such a message, or once it has failed, all of it is nil.
+type follower struct {
+	out *outgoing
+	ok  <-chan *jetstream.PubAck
+	err <-chan error
+}
+
+// front is the first of the queue, and what tells of it if its own answer is
+// lost: the answer to the second, which names it.
+func (p *publisher) front() (*outgoing, follower) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.queue) == 0 {
-		return nil
+		return nil, follower{}
 	}
-	return p.queue[0]
+	if len(p.queue) == 1 || p.queue[1].fut == nil || p.queue[1].err != nil {
+		return p.queue[0], follower{}
+	}
+	next := p.queue[1]
+	return p.queue[0], follower{next, next.fut.Ok(), next.fut.Err()}
 }
 
-// confirm takes e, the first of the queue, off it.
-func (p *publisher) confirm(e *outgoing, seq uint64) {
+// confirm takes the first n off the queue; seq is the last one's number.
+func (p *publisher) confirm(seq uint64, n int) {
 	p.mu.Lock()
-	p.pop(e, seq)
-	p.mu.Unlock()
+	defer p.mu.Unlock()
+	for range n {
+		p.pop(p.queue[0], seq)
+	}
 }
 
 func (p *publisher) pop(e *outgoing, seq uint64) {

@@ -153,7 +153,7 @@ func connect(ctx context.Context, cfg Config, srv *server.Server, reconnected fu
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w at %s: %w; start one with JetStream enabled or use --nats embedded", ErrNoServer, where, err)
 	}
-	js, err := jetstream.New(nc, jetstream.WithPublishAsyncTimeout(10*time.Second), jetstream.WithDefaultTimeout(cfg.ConnectTimeout))
+	js, err := jetstream.New(nc, jetstream.WithPublishAsyncTimeout(cfg.ackTimeout), jetstream.WithDefaultTimeout(cfg.ConnectTimeout))
 	if err == nil {
 		err = askJetStream(ctx, cfg, nc, js)
 	}
