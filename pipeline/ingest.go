@@ -35,6 +35,9 @@ func (s *Session) Store(ctx context.Context, newSink func(Origin) (Sink, error))
 	if n, err := s.await(ctx); n == 0 || err != nil {
 		return err
 	}
+	if err := s.takeSoftBytes(ctx); err != nil {
+		return err
+	}
 	id := newNonce()
 	book, err := s.openLeases(ctx, id)
 	if err != nil {
@@ -157,6 +160,9 @@ func (st *storing) recruit(ctx context.Context, g *errgroup.Group) error {
 	v := st.run
 	for n := 0; ; n++ {
 		err := st.look(ctx, g)
+		if err == nil && n%4 == 3 { // not so often that files become small
+			err = st.press(ctx)
+		}
 		if err == nil && v.cfg.Once {
 			var done bool
 			if done, err = v.Stored(ctx); done {
@@ -205,6 +211,37 @@ func (st *storing) look(ctx context.Context, g *errgroup.Group) error {
 			}
 			if err != nil {
 				return err
+			}
+		}
+	}
+	return nil
+}
+
+// press asks the readers of streams that fill up to commit: their publishers
+// may be waiting, and cannot ask from where they are.
+func (st *storing) press(ctx context.Context) error {
+	limits := map[string]bool{} // streams, and whether they fill up
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for _, r := range st.readers {
+		full, seen := limits[r.route.name()]
+		if !seen {
+			stream, err := st.run.js.Stream(ctx, r.route.name())
+			if err != nil {
+				return fmt.Errorf("looking how full stream %s is: %w", r.route.name(), err)
+			}
+			info := stream.CachedInfo()
+			limit := max(info.Config.MaxBytes, 0)
+			if limit == 0 {
+				limit = st.run.cfg.SoftBytes
+			}
+			full = limit > 0 && int64(info.State.Bytes) > limit/2
+			limits[r.route.name()] = full
+		}
+		if full {
+			select {
+			case r.urged <- struct{}{}:
+			default:
 			}
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -270,6 +271,52 @@ func (s *Session) noteShed(ctx context.Context, nonce string, n shedNote) error 
 		_, err = kv.Put(ctx, noteKey(s.cfg.Run, "shed", nonce), b)
 	}
 	return err
+}
+
+// softKey is the note of NoteSoftBytes. The second token is that of no run's
+// note but of its description.
+const softKey = "defaults.soft_bytes"
+
+// NoteSoftBytes says what [Config.SoftBytes] is for sources and workers on
+// this server that have none of their own; 0 for no bound.
+func (s *Session) NoteSoftBytes(ctx context.Context, n int64) error {
+	return s.patiently(ctx, func(ctx context.Context) error {
+		kv, err := s.notes(ctx)
+		if err == nil {
+			_, err = kv.Put(ctx, softKey, strconv.AppendInt(nil, n, 10))
+		}
+		if err != nil {
+			return fmt.Errorf("noting how much streams may hold: %w", err)
+		}
+		return nil
+	})
+}
+
+// takeSoftBytes sets SoftBytes to what the server's note says, unless there is
+// a bound already.
+func (s *Session) takeSoftBytes(ctx context.Context) error {
+	if s.cfg.MaxBytes > 0 || s.cfg.SoftBytes > 0 {
+		return nil
+	}
+	return s.patiently(ctx, func(ctx context.Context) error {
+		kv, err := s.notes(ctx)
+		if err != nil {
+			return err
+		}
+		e, err := kv.Get(ctx, softKey)
+		if errors.Is(err, jetstream.ErrKeyNotFound) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("reading how much streams may hold: %w", err)
+		}
+		n, err := strconv.ParseInt(string(e.Value()), 10, 64)
+		if err != nil || n < 0 {
+			return fmt.Errorf("%w: the note %s says %q, want a number of bytes", ErrConfig, softKey, e.Value())
+		}
+		s.cfg.SoftBytes = n
+		return nil
+	})
 }
 
 // Runs lists the described runs of the server, of whatever name the session is.

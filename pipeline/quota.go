@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -10,38 +11,50 @@ import (
 )
 
 // quota keeps a stream of limited size from filling up. At half of the limit
-// it purges what every reader has acknowledged; at 70 % it makes the
-// publisher wait. That the server refuses messages when full (discard new) is
-// only the backstop: each refused message was sent in full.
+// it purges what every reader has acknowledged; at 70 % it asks sinks to
+// commit and makes the publisher wait. That the server refuses messages when
+// full (discard new) is only the backstop: each refused message was sent in
+// full. A soft limit has no such backstop: what is in progress, and cannot be
+// acknowledged before its end, passes it.
 type quota struct {
 	limit   int64
+	soft    bool
 	stream  jetstream.Stream
 	route   route
 	timeout time.Duration
 
 	mu      sync.Mutex
-	readers map[int][]*ledger                             // by partition
+	readers map[int][]*reader                             // by partition
 	floors  func(context.Context) (map[int]uint64, error) // of readers elsewhere
 	purged  map[int]uint64                                // floor of the last purge
 	used    int64                                         // by the server's last word, plus what was sent since
 	open    int64                                         // of used, by sequences whose end is still to come
 	asked   time.Time
+	urged   time.Time // when readers were last asked to commit
 }
 
+// slack is what a stream may hold beside sequences in progress when everybody
+// has read all else: markers that nobody acknowledged yet.
+const slack = 64 << 10
+
+// newQuota makes the quota of a stream; nil for one without any limit.
 func newQuota(cfg Config, to route, stream jetstream.Stream) *quota {
+	if cfg.MaxBytes == 0 && cfg.SoftBytes == 0 {
+		return nil
+	}
 	return &quota{
-		limit: cfg.MaxBytes, stream: stream, route: to, timeout: cfg.ConnectTimeout,
-		readers: map[int][]*ledger{}, purged: map[int]uint64{},
+		limit: cmp.Or(cfg.MaxBytes, cfg.SoftBytes), soft: cfg.MaxBytes == 0, stream: stream, route: to, timeout: cfg.ConnectTimeout,
+		readers: map[int][]*reader{}, purged: map[int]uint64{},
 		used: int64(stream.CachedInfo().State.Bytes),
 	}
 }
 
 // attach makes the quota mind what one more reader has acknowledged. Every
 // reader has to be attached before the first wait.
-func (q *quota) attach(partition int, books *ledger) {
+func (q *quota) attach(r *reader) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.readers[partition] = append(q.readers[partition], books)
+	q.readers[r.partition] = append(q.readers[r.partition], r)
 }
 
 // wait returns when there is room for size more bytes of o.
@@ -73,16 +86,35 @@ func (q *quota) take(ctx context.Context, o *outSeq, size int64) (bool, error) {
 			return false, err
 		}
 	}
-	if q.open+size > full {
-		return false, fmt.Errorf("%w: sequences in progress need more than 70 %% of the %d bytes of stream %s; allow it more", ErrSequenceTooLarge, q.limit, q.route.name())
+	if q.open+size > full && !q.soft {
+		return false, fmt.Errorf("%w: sequence %q and others in progress need more than 70 %% of the %d bytes of stream %s; allow it more, or no limit",
+			ErrSequenceTooLarge, o.seq, q.limit, q.route.name())
 	}
-	if q.used+size > full {
+	if q.used+size > full && !(q.soft && q.used-q.open <= slack) {
+		q.urge()
 		return false, nil
 	}
 	q.used += size
 	q.open += size
 	o.bytes += size
 	return true, nil
+}
+
+// urge asks readers to commit what they hold, but not so often that each file
+// would hold a sequence only.
+func (q *quota) urge() {
+	if time.Since(q.urged) < 250*time.Millisecond {
+		return
+	}
+	q.urged = time.Now()
+	for _, readers := range q.readers {
+		for _, r := range readers {
+			select {
+			case r.urged <- struct{}{}:
+			default:
+			}
+		}
+	}
 }
 
 // close says that o's end marker is on its way, or will never come.
@@ -127,9 +159,9 @@ func (q *quota) reclaimLocked(ctx context.Context) error {
 		floors = far
 	}
 	for partition, readers := range q.readers {
-		floor := readers[0].acknowledged()
+		floor := readers[0].books.acknowledged()
 		for _, r := range readers[1:] {
-			floor = min(floor, r.acknowledged())
+			floor = min(floor, r.books.acknowledged())
 		}
 		floors[partition] = floor
 	}

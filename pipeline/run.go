@@ -158,7 +158,7 @@ func (v *invocation) run(ctx context.Context, src Source, newStage NewStage, new
 	}
 	for _, r := range readers {
 		if q := publishers[r.route.stream].quota; q != nil {
-			q.attach(r.partition, r.books)
+			q.attach(r)
 		}
 	}
 	return v.work(ctx, src, publishers, readers)

@@ -14,12 +14,15 @@ import (
 // end at most; the next one has to begin with that sequence again:
 // [Session.Published] says which are complete.
 //
-// With [Config.MaxBytes] the stream forgets what the store and every group of
+// With [Config.MaxBytes] or [Config.SoftBytes] the stream forgets what the store and every group of
 // workers have acknowledged, and a source that is ahead of them is treated as
 // [Config.WhenFull] says.
 func (s *Session) Publish(ctx context.Context, src Source) (Summary, error) {
 	v := s.begin()
 	err := v.noteSource(ctx, sourceRunning)
+	if err == nil {
+		err = v.takeSoftBytes(ctx)
+	}
 	drained := false
 	if err == nil {
 		drained, err = v.publishAll(ctx, src)

@@ -60,6 +60,9 @@ func (s *Session) Work(ctx context.Context, group string, newStage NewStage) err
 	if partitions == 0 || err != nil {
 		return err
 	}
+	if err := s.takeSoftBytes(ctx); err != nil {
+		return err
+	}
 	host, _ := os.Hostname() // only for people to read
 	book, err := s.openLeases(ctx, fmt.Sprintf("%s@%s/%d", newNonce(), host, os.Getpid()))
 	if err != nil {

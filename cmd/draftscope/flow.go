@@ -34,9 +34,10 @@ type flow struct {
 
 // move runs the pipeline and says how it went.
 func (j *job) move(ctx context.Context, f flow) (sum pipeline.Summary, err error) {
+	soft := j.stream.of(j.nats == pipeline.Embedded)
 	session, err := pipeline.Open(ctx, pipeline.Config{
 		Run: j.run, URL: j.nats, Dir: filepath.Join(j.ds.Dir(), "stream"), Partitions: j.parts,
-		CommitIdle: commitIdle, Drain: j.drain, OnFault: j.faults.add, Logger: j.log,
+		SoftBytes: soft, CommitBytes: commitBytes(soft, j.parts), CommitIdle: commitIdle, Drain: j.drain, OnFault: j.faults.add, Logger: j.log,
 	})
 	if err != nil {
 		return sum, jobError(err)
@@ -52,7 +53,7 @@ func (j *job) move(ctx context.Context, f flow) (sum pipeline.Summary, err error
 		if err != nil {
 			return nil, err
 		}
-		cfg := data.SinkConfig{Stream: pipeline.StreamName(j.run, stream), StreamCreated: created}
+		cfg := data.SinkConfig{Stream: pipeline.StreamName(j.run, stream), StreamCreated: created, EncodeWorkers: j.encoders}
 		if stream == pipeline.ResultsStream {
 			return j.ds.ResultSink(j.run, partition, cfg)
 		}

@@ -130,6 +130,7 @@ type jobFlags struct {
 	out       string
 	run       string
 	backend   *oneOf
+	precision *oneOf
 	nats      string
 	limit     int
 	budgets   intsFlag
@@ -144,6 +145,8 @@ type jobFlags struct {
 	batchRows int
 	redact    bool
 	parts     int
+	stream    streamBytes
+	encoders  int
 	json      bool
 }
 
@@ -161,6 +164,7 @@ func (j *jobFlags) captureFlags(fs *flag.FlagSet) {
 	fs.Var(&j.states, "states", "which states to record: taps, all, or a `LIST` such as 0,2,8 (state c = after c layers, before the final norm)")
 	j.dtype = oneOfFlag(fs, "dtype", "f32", "how states are captured: f32, or bf16 (half the size, rounded) `TYPE`", "bf16")
 	j.encoding = encodingFlag(fs)
+	encodersFlag(fs, &j.encoders)
 	fs.IntVar(&j.maxNew, "max-new", 144, "at most `N` new tokens a prompt")
 	fs.Float64Var(&j.temp, "temperature", 0, "0 generates greedily, `T` > 0 samples")
 	fs.Int64Var(&j.seed, "seed", 1, "the sampling seed `N`")
@@ -172,6 +176,57 @@ const (
 	encodingLossless = "lossless"
 	encodingBF16     = "bf16" // lossless, said of a run that is captured so
 )
+
+// defaultStreamBytes bounds each stream of the embedded server, which keeps in
+// memory what was written to it in the last ten seconds and not purged.
+const defaultStreamBytes = 128 << 20
+
+// streamBytes is --stream-bytes: how much a stream may hold before its readers
+// are asked to hurry and its publisher waits.
+type streamBytes struct {
+	sizeFlag
+	given bool
+}
+
+func (v *streamBytes) Set(s string) error {
+	v.given = true
+	return v.sizeFlag.Set(s)
+}
+
+func (v *streamBytes) String() string {
+	if !v.given {
+		return ""
+	}
+	return v.sizeFlag.String()
+}
+
+func (v *streamBytes) register(fs *flag.FlagSet) {
+	fs.Var(v, "stream-bytes", "about how much each stream holds, `SIZE`: it forgets what all its readers have, and what would be more waits for them, but for what is in progress; "+
+		"0 for no bound (default 128MiB with the embedded server, whose memory it bounds; no bound with a server of yours)")
+}
+
+// of is the bound in force.
+func (v *streamBytes) of(embedded bool) int64 {
+	if v.given || !embedded {
+		return int64(v.sizeFlag)
+	}
+	return defaultStreamBytes
+}
+
+// commitBytes is how much the sink of a partition holds before it makes files:
+// less than its share of what a stream of soft bytes holds, or it would only
+// do so when the stream is full. 0 leaves it to the pipeline.
+func commitBytes(soft int64, partitions int) int64 {
+	if soft == 0 {
+		return 0
+	}
+	return min(64<<20, max(4<<20, soft/int64(2*partitions+1)))
+}
+
+// encodersFlag registers how many goroutines encode states.
+func encodersFlag(fs *flag.FlagSet, n *int) {
+	fs.IntVar(n, "encode-workers", 0, "`N` goroutines that encode states while a partition's files are written; each takes about 1.5 MB (0: as many as there are cores)")
+}
 
 // encodingFlag registers how states are stored.
 func encodingFlag(fs *flag.FlagSet) *oneOf {
@@ -204,8 +259,9 @@ func (j *jobFlags) draftFlags(fs *flag.FlagSet) {
 
 // commonFlags registers what every job has.
 func (j *jobFlags) commonFlags(fs *flag.FlagSet) {
-	j.backend = oneOfFlag(fs, "backend", "auto", "what computes: auto, cpu or cuda `NAME`", "cpu", "cuda")
+	j.backendFlags(fs)
 	fs.StringVar(&j.nats, "nats", "embedded", "the JetStream server: embedded, or a `URL` such as nats://host:4222")
+	j.stream.register(fs)
 	fs.IntVar(&j.parts, "partitions", 2, "`N` partitions of the stream, each with its own drafter and writer")
 	fs.BoolVar(&j.json, "json", false, "print the report as JSON")
 }
@@ -221,6 +277,8 @@ func (j *jobFlags) validate() error {
 		return badUsage("--run %q may only hold letters, digits, dot, dash and underscore", j.run)
 	case j.parts < 1 || j.parts > 64:
 		return badUsage("--partitions must be 1 to 64, not %d", j.parts)
+	case j.encoders < 0 || j.encoders > 1024:
+		return badUsage("--encode-workers must be 0 (all cores) to 1024, not %d", j.encoders)
 	case j.maxNew < 1:
 		return badUsage("--max-new must be at least 1, not %d", j.maxNew)
 	case j.batchRows < 1:

@@ -43,7 +43,7 @@ func (s *streamFlags) readerFlags(fs *flag.FlagSet) {
 func (s *streamFlags) config(j *job) pipeline.Config {
 	cfg := pipeline.Config{
 		Run: j.run, URL: j.nats, Partitions: j.parts, Drain: j.drain, OnFault: j.faults.add, Logger: j.log,
-		MaxBytes: s.maxBytes, MaxAge: s.maxAge, Replicas: s.replicas, AckWait: s.ackWait, LeaseTTL: s.lease,
+		MaxBytes: s.maxBytes, SoftBytes: int64(j.stream.sizeFlag), MaxAge: s.maxAge, Replicas: s.replicas, AckWait: s.ackWait, LeaseTTL: s.lease,
 	}
 	if s.whenFull != nil && s.whenFull.value == "shed" {
 		cfg.WhenFull = pipeline.Shed

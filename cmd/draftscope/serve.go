@@ -58,6 +58,7 @@ type storeJob struct {
 	only   string        // the run to store; empty for all
 	encode *oneOf        // how exactly states are stored
 	mon    *monitor
+	soft   int64 // how much a stream may hold
 
 	mu       sync.Mutex
 	declined []string // why something was left in the server
@@ -67,6 +68,7 @@ func cmdServe(ctx context.Context, args []string, out streams) error {
 	s, flags := newStoreJob("serve", serveHelp, out)
 	listen := flags.String("listen", "127.0.0.1:4222", "where the server listens, `HOST:PORT`")
 	sync := flags.Bool("sync", false, "the server writes every message through to the disk: survives a crash of the machine, at about half the speed")
+	s.stream.register(flags)
 	s.http = "127.0.0.1:9464"
 	flags.Lookup("http").DefValue = s.http
 	if err := parseNone(flags, args); err != nil {
@@ -112,6 +114,7 @@ func newStoreJob(name, help string, out streams) (*storeJob, *flag.FlagSet) {
 	flags.StringVar(&s.nats, "nats", "", "the JetStream server's `URL`")
 	flags.IntVar(&s.replicas, "replicas", 0, "copies that a cluster of servers keeps of what is noted here, `N`")
 	s.encode = encodingFlag(flags)
+	encodersFlag(flags, &s.encoders)
 	s.readerFlags(flags)
 	flags.DurationVar(&s.idle, "commit-idle", commitIdle, "write what there is when nothing has come for `D`; shorter makes more and smaller files")
 	flags.StringVar(&s.http, "http", "", "serve /metrics for Prometheus and a status page at `HOST:PORT`")
@@ -137,6 +140,13 @@ func (s *storeJob) run(ctx context.Context, startServer func() error) (err error
 		return jobError(err)
 	}
 	s.opened.add(board)
+	// Sources and workers of this server keep to it.
+	s.soft = s.stream.of(s.server != nil)
+	if s.server != nil || s.stream.given {
+		if err := board.NoteSoftBytes(ctx, s.soft); err != nil {
+			return jobError(err)
+		}
+	}
 	closeHTTP, err := serveHTTP(s.http, s.say, s.mon)
 	if err != nil {
 		return err
@@ -186,7 +196,7 @@ func (s *storeJob) conclude(runs []string) error {
 func (s *storeJob) session(run string) pipeline.Config {
 	return pipeline.Config{
 		Run: run, URL: s.nats, Server: s.server, Replicas: s.replicas, Once: s.once, Groups: s.groups, Drain: s.drain,
-		AckWait: s.ackWait, LeaseTTL: s.lease, CommitIdle: s.idle, Logger: s.log, OnCommit: s.mon.committed,
+		SoftBytes: s.soft, CommitBytes: commitBytes(s.soft, 2), AckWait: s.ackWait, LeaseTTL: s.lease, CommitIdle: s.idle, Logger: s.log, OnCommit: s.mon.committed,
 		OnFault: func(f pipeline.Fault) {
 			if err := s.ds.AddFaults(run, []schemas.Fault{faultRow(f)}); err != nil {
 				s.log.Error("storing a fault", "run", run, "fault", f.Error(), "error", err)
@@ -307,7 +317,7 @@ func (s *storeJob) storeRun(ctx context.Context, run string) (err error) {
 	}
 	s.say("storing run %s", run)
 	return session.Store(ctx, func(o pipeline.Origin) (pipeline.Sink, error) {
-		cfg := data.SinkConfig{Stream: o.Name, StreamCreated: o.Created}
+		cfg := data.SinkConfig{Stream: o.Name, StreamCreated: o.Created, EncodeWorkers: s.encoders}
 		if o.Stream == pipeline.CaptureStream {
 			return s.ds.CaptureSink(run, o.Partition, cfg)
 		}
