@@ -51,7 +51,7 @@ func cmdDoctor(ctx context.Context, args []string, out streams) error {
 	found := []finding{
 		{"program", stateOK, fmt.Sprintf("draftscope %s, %s, %s/%s, %d threads", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.GOMAXPROCS(0))},
 		check("backend cpu", checkCPU),
-		optional("backend cuda", checkCUDA),
+		optionalCUDA(),
 		check("shipped model", checkDemo),
 		check("stream", func() (string, error) { return checkStream(ctx, *nats) }),
 		optional("DuckDB", func() (string, error) { return query.Version(ctx) }),
@@ -94,6 +94,20 @@ func optional(what string, f func() (string, error)) finding {
 	return r
 }
 
+// optionalCUDA is absent where there is no device, and failed where there is
+// one that does not work: --backend auto would use it.
+func optionalCUDA() finding {
+	detail, err := checkCUDA()
+	switch {
+	case err == nil:
+		return finding{"backend cuda", stateOK, detail}
+	case errors.Is(err, cuda.ErrUnavailable):
+		return finding{"backend cuda", stateAbsent, err.Error()}
+	}
+	return finding{"backend cuda", stateFailed, err.Error()}
+}
+
+// checkCPU has no judge but arithmetic: a product of ones is known.
 func checkCPU() (string, error) {
 	dev, err := cpu.New(cpu.Config{})
 	if err != nil {
@@ -103,13 +117,19 @@ func checkCPU() (string, error) {
 	return dev.Name(), tryDevice(dev)
 }
 
+// checkCUDA compares a device with the processor.
 func checkCUDA() (string, error) {
 	dev, err := gpu.Open(gpu.Config{})
 	if err != nil {
 		return "", err
 	}
 	defer dev.Close()
-	return dev.Name(), tryDevice(dev)
+	judge, err := cpu.New(cpu.Config{})
+	if err != nil {
+		return "", err
+	}
+	defer judge.Close()
+	return dev.Name(), selfTest(dev, judge)
 }
 
 // tryDevice multiplies two small matrices whose product is known.

@@ -35,7 +35,7 @@ func cmdDraft(ctx context.Context, args []string, out streams) error {
 	flags.StringVar(&f.run, "run", "r1", "the `NAME` of the run")
 	flags.StringVar(&f.target, "target", "", "the target's model `DIR`, whose embedding and head drafters use (default: where the run was captured from)")
 	f.draftFlags(flags)
-	f.backend = oneOfFlag(flags, "backend", "auto", "what computes: auto, cpu or cuda `NAME`", "cpu", "cuda")
+	f.backendFlags(flags)
 	flags.StringVar(&f.nats, "nats", "", "the JetStream server's `URL`")
 	flags.IntVar(&f.parts, "parallel", 1, "`N` partitions at once, each with a copy of the drafters")
 	group := flags.String("group", "", "the group's `NAME` (default: one for each set of drafters and options)")

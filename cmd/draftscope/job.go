@@ -84,7 +84,7 @@ func (j *job) openTarget(path string) (err error) {
 	if j.place, err = targetPlace(path); err != nil {
 		return err
 	}
-	if j.dev, err = newDevice(j.backend.value, 1); err != nil {
+	if j.dev, err = j.newDevice(1); err != nil {
 		return err
 	}
 	j.opened.add(j.dev)
@@ -109,7 +109,7 @@ func (j *job) openDrafters() (err error) {
 	host := hostOf(j.model)
 	j.prints = make([]string, len(j.names))
 	for range j.parts {
-		dev, err := newDevice(j.backend.value, j.parts)
+		dev, err := j.newDevice(j.parts)
 		if err != nil {
 			return err
 		}

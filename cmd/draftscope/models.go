@@ -9,13 +9,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 
 	"github.com/draftscope/draftscope/cmd/demo"
 	"github.com/draftscope/draftscope/cuda"
-	"github.com/draftscope/draftscope/cuda/cpu"
-	"github.com/draftscope/draftscope/cuda/gpu"
 	"github.com/draftscope/draftscope/drafter"
 	"github.com/draftscope/draftscope/extract/safetensors"
 	"github.com/draftscope/draftscope/extract/target"
@@ -93,21 +90,6 @@ func drafterPlaces(refs []drafterRef, targetLabel string) (names []string, place
 		names, places = append(names, r.name), append(places, p)
 	}
 	return names, places, nil
-}
-
-// newDevice opens the backend that --backend names. Workers that run side by
-// side divide the processor's threads.
-func newDevice(backend string, workers int) (cuda.Device, error) {
-	if backend != "cpu" {
-		dev, err := gpu.Open(gpu.Config{})
-		if err == nil {
-			return dev, nil
-		}
-		if backend == "cuda" {
-			return nil, withCode(exitMissing, err)
-		}
-	}
-	return cpu.New(cpu.Config{Threads: max(1, runtime.GOMAXPROCS(0)/workers)})
 }
 
 // closers closes what was opened, last first.

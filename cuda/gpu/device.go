@@ -32,6 +32,9 @@ type Device struct {
 
 var _ cuda.Device = (*Device)(nil)
 
+// Built says whether the program has the backend, whatever the machine has.
+const Built = true
+
 // Open opens a CUDA device. Errors about what the machine lacks wrap
 // [cuda.ErrUnavailable] and say what to do.
 func Open(cfg Config) (cuda.Device, error) {

@@ -8,6 +8,9 @@ import (
 	"github.com/draftscope/draftscope/cuda"
 )
 
+// Built says whether the program has the backend, whatever the machine has.
+const Built = false
+
 // Open opens a CUDA device. This build has none: the error wraps
 // [cuda.ErrUnavailable] and says what to do instead.
 func Open(cfg Config) (cuda.Device, error) {
