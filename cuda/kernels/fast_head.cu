@@ -21,6 +21,14 @@
 // takes two tiles of 128 rows and one of the vocabulary, or, for the last of an
 // odd number of row tiles, one tile of rows and two of the vocabulary; what the
 // two blocks share comes from L2 once, each block bringing half of it to both.
+// As all blocks stand at the same place of the weight, each of them would wait
+// for memory at every step: whoever has a tile's first rows asks for its weight
+// kAhead steps before.
+//
+// Logits that may be among the best K are rare after the first tiles, but
+// inserting one takes microseconds of round trips to L2. The multiplying warps
+// only put them in a queue in shared memory; three warps beside the copying
+// one insert them.
 //
 // H is a multiple of 8, rows are dense, maps are tensor maps of boxes of 64 x 64
 // with the 128-byte swizzle. Arguments are 8 bytes each.
@@ -34,7 +42,24 @@ enum Mode { kPlain, kBoth, kMixture };
 constexpr int kRows = 128;    // rows of a block's tile
 constexpr int kStages = 4;    // parts of 64 values of the sum under way
 constexpr int kStage = 6 * kBox;
-constexpr int kHeadShared = kStages * kStage + 1024 + 128;
+constexpr int kAhead = 12;    // steps that the weight is asked for before it is needed
+constexpr int kInserters = 96;
+constexpr int kQueue = 8 * kInserters;
+
+// Candidate is a place of the queue. Its word is 0 while it is free; turn is
+// how often it was emptied.
+struct Candidate {
+  u64 word;
+  int row, turn;
+};
+
+struct Queue {
+  Candidate at[kQueue];
+  unsigned taken;  // places given out so far
+  unsigned ended;  // warps that will ask for none any more
+};
+
+constexpr int kHeadShared = kStages * kStage + 1024 + 64 + (int)sizeof(Queue);
 constexpr float kLog2e = 1.4426950408889634f;
 
 // vocab_tile is the number of logits of a row in a tile.
@@ -86,14 +111,14 @@ __device__ __forceinline__ u64 load_now(const u64* p) {
 __device__ bool insert(u64* best, int k, u64 word) {
   if (load_now(best + k - 1) >= word) return false;
   int at = 0;
-  for (; at + 8 <= k; at += 8) {
-    u64 w[8];
+  for (; at + 4 <= k; at += 4) {
+    u64 w[4];
 #pragma unroll
-    for (int i = 0; i < 8; i++) w[i] = load_now(best + at + i);
+    for (int i = 0; i < 4; i++) w[i] = load_now(best + at + i);
     int n = 0;
 #pragma unroll
-    for (int i = 0; i < 8; i++) n += w[i] > word;
-    if (n < 8) {
+    for (int i = 0; i < 4; i++) n += w[i] > word;
+    if (n < 4) {
       at += n;
       break;
     }
@@ -102,11 +127,45 @@ __device__ bool insert(u64* best, int k, u64 word) {
   return true;
 }
 
-// keep_best offers the logits of one row of a tile to its best K. 2·columns
-// logits are in this lane, at columns 8j + 2·(lane%4) + e after col; they are
-// used up. largest is that of the quad's, nan says that one of them is NaN.
+// enqueue hands a word of a row to the inserting warps. It waits while the
+// queue is full.
+__device__ void enqueue(Queue* q, u64 word, int row) {
+  unsigned n = atomicAdd(&q->taken, 1u);
+  Candidate* c = &q->at[n % kQueue];
+  while (atomicAdd(&c->turn, 0) != (int)(n / kQueue)) __nanosleep(100);
+  atomicExch(&c->row, row);
+  __threadfence_block();
+  atomicExch(&c->word, word);
+}
+
+// drain inserts what comes in at this thread's places of the queue until the
+// multiplying warps have ended.
+__device__ void drain(Queue* q, u64* best, int k, unsigned lane) {
+  for (unsigned n = lane;;) {
+    Candidate* c = &q->at[n % kQueue];
+    u64 word = atomicExch(&c->word, 0ull);
+    if (word != 0) {
+      __threadfence_block();
+      int row = atomicAdd(&c->row, 0);
+      __threadfence_block();
+      atomicAdd(&c->turn, 1);
+      insert(best + (size_t)row * k, k, word);
+      n += kInserters;
+    } else {
+      // A warp ends after its words are in place.
+      if (atomicAdd(&q->ended, 0u) == 8 && atomicAdd(&q->taken, 0u) <= n) return;
+      __nanosleep(400);
+    }
+  }
+}
+
+// keep_best offers the logits of one row of a tile to its best K: no more than
+// K of them, those of at least worst. 2·columns logits are in this lane, at
+// columns 8j + 2·(lane%4) + e after col; they are used up. largest is the
+// quad's, nan says that one of them is NaN.
 template <int columns, int half>
-__device__ __forceinline__ void keep_best(float (&acc)[4 * columns], u64* best, int k, bool wanted, bool nan, float largest, int col) {
+__device__ __forceinline__ void keep_best(float (&acc)[4 * columns], Queue* queue, int row, int k, bool wanted, bool nan, float largest,
+                                          u64 worst, int col) {
   const int lane = threadIdx.x & 31, pair = 2 * (lane & 3), leader = lane & ~3;
   constexpr int none = 1 << 30;
   if (__any_sync(~0u, wanted && nan)) {
@@ -123,11 +182,11 @@ __device__ __forceinline__ void keep_best(float (&acc)[4 * columns], u64* best, 
           if (w < last && w > next) next = w;
         }
       next = last = quad_max(next);
-      bool more = false;
-      if (going && next != 0 && lane == leader) more = insert(best, k, next);
-      going = __shfl_sync(~0u, more, leader);
+      going = going && next > worst;
+      if (going && lane == leader) enqueue(queue, next, row);
     }
   }
+  const float least = value_of(worst);
   bool going = wanted && !nan;
   for (int n = 0; n < k && __any_sync(~0u, going); n++) {
     int c = none;
@@ -137,10 +196,8 @@ __device__ __forceinline__ void keep_best(float (&acc)[4 * columns], u64* best, 
       for (int e = 1; e >= 0; e--)
         if (acc[4 * j + 2 * half + e] == largest) c = 8 * j + e;
     c = quad_min(c == none ? none : c + pair);
-    bool more = false;
-    if (going && c != none && lane == leader) more = insert(best, k, word_of(largest, col + c));
-    going = __shfl_sync(~0u, more, leader);
-    if (!__any_sync(~0u, going)) break;
+    going = going && c != none;
+    if (going && lane == leader) enqueue(queue, word_of(largest, col + c), row);
     largest = -INFINITY;
 #pragma unroll
     for (int j = 0; j < columns; j++)
@@ -151,6 +208,7 @@ __device__ __forceinline__ void keep_best(float (&acc)[4 * columns], u64* best, 
         largest = fmaxf(largest, v);
       }
     largest = quad_max(largest);
+    going = going && largest >= least;
   }
 }
 
@@ -188,16 +246,37 @@ __device__ __forceinline__ int count_before(const float (&acc)[4 * columns], flo
   return n;
 }
 
+// RowState is what reducing a row needs from memory.
+struct RowState {
+  u64 worst;  // the K-th best so far, 0 while there are fewer
+  int label;
+  float label_logit, lse, target_lse;
+};
+
+template <Mode mode>
+__device__ __forceinline__ RowState row_state(const HeadParts& out, int row) {
+  RowState r = {0, -1, 0, 0, 0};
+  if (row >= out.rows) return r;
+  if (mode == kMixture) {
+    r.lse = out.lse[row] * kLog2e, r.target_lse = out.target_lse[row] * kLog2e;
+    return r;
+  }
+  if (out.k > 0) r.worst = load_now(out.best + (size_t)row * out.k + out.k - 1);
+  if (out.labels) r.label = out.labels[row], r.label_logit = out.label_logit[row];
+  return r;
+}
+
 // reduce_half reduces one row's logits of a tile: half 0 is the thread's first
 // row, half 1 the one 8 further down.
 template <Mode mode, int columns, int half>
-__device__ __forceinline__ void reduce_half(float (&acc)[4 * columns], float (&tar)[4 * columns], const HeadParts& out, int row, int tile) {
+__device__ __forceinline__ void reduce_half(float (&acc)[4 * columns], float (&tar)[4 * columns], const HeadParts& out, const RowState& state,
+                                            Queue* queue, int row, int tile) {
   constexpr int width = 8 * columns;
   const int lane = threadIdx.x & 31, pair = 2 * (lane & 3), col = tile * width;
   const bool valid = row < out.rows, first = (lane & 3) == 0;
   const size_t part = (size_t)tile * out.rows + row;
   if (mode == kMixture) {
-    float lq = valid ? out.lse[row] * kLog2e : 0, lp = valid ? out.target_lse[row] * kLog2e : 0;
+    const float lq = state.lse, lp = state.target_lse;
     float jsd = 0, common = 0;
 #pragma unroll
     for (int j = 0; j < columns; j++)
@@ -216,11 +295,8 @@ __device__ __forceinline__ void reduce_half(float (&acc)[4 * columns], float (&t
     if (valid && first) out.mixture[part] = make_float2(0.5f * jsd, common);
     return;
   }
-  // What the later steps need from memory, asked for before the arithmetic.
-  u64 worst = valid && out.k > 0 ? load_now(out.best + (size_t)row * out.k + out.k - 1) : 0;
-  int label = valid && out.labels ? out.labels[row] : -1;
-  float label_logit = label >= 0 ? out.label_logit[row] : 0;
-
+  const int label = state.label;
+  const float label_logit = state.label_logit;
   const bool ragged = col + width > out.vocab;
   if (ragged) {
 #pragma unroll
@@ -288,8 +364,8 @@ __device__ __forceinline__ void reduce_half(float (&acc)[4 * columns], float (&t
     if (n > 0 && first && valid) atomicAdd(out.ranks + row, (unsigned)n);
   }
   if (out.k > 0) {
-    bool wanted = valid && (nan || largest >= value_of(worst));
-    if (__any_sync(~0u, wanted)) keep_best<columns, half>(acc, out.best + (size_t)row * out.k, out.k, wanted, nan, largest, col);
+    bool wanted = valid && (nan || largest >= value_of(state.worst));
+    if (__any_sync(~0u, wanted)) keep_best<columns, half>(acc, queue, row, out.k, wanted, nan, largest, state.worst, col);
   }
 }
 
@@ -320,6 +396,7 @@ __device__ __forceinline__ void head_body(const void* hidden, const void* target
   constexpr int a_boxes = mode == kPlain ? 2 : 4, b_boxes = 6 - a_boxes;
   const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
   const uint32_t full = base + kStages * kStage, empty = full + 8 * kStages;
+  Queue* queue = (Queue*)(raw + (base - shared_address(raw)) + kStages * kStage + 64);
   const int rank = cluster_rank(), group = threadIdx.x >> 7;
   const int row_tiles = (out.rows + kRows - 1) / kRows, tiles = (out.vocab + width - 1) / width;
   const int items = (tiles + 1) / 2 * row_tiles, clusters = gridDim.x >> 1;
@@ -331,7 +408,10 @@ __device__ __forceinline__ void head_body(const void* hidden, const void* target
       barrier_init(empty + 8 * s, 4);  // two warpgroups of each block
     }
     barriers_visible();
+    queue->taken = queue->ended = 0;
   }
+  for (int i = threadIdx.x; i < kQueue; i += blockDim.x) queue->at[i].word = 0, queue->at[i].turn = 0;
+  __syncthreads();
   cluster_sync();
 
   if (group == 2) {
@@ -340,12 +420,37 @@ __device__ __forceinline__ void head_body(const void* hidden, const void* target
       map_acquire(hidden);
       map_acquire(weight);
       if (mode != kPlain) map_acquire(target);
+      // ahead walks over the same steps, kAhead before the copies.
+      int ahead = blockIdx.x >> 1, ahead_step = 0;
+      HeadItem next = head_item(ahead, row_tiles, rank);
+      auto ask = [&] {
+        if (ahead >= items) return;
+        if (ahead_step == steps) {
+          ahead_step = 0;
+          do {
+            ahead += clusters;
+            if (ahead >= items) return;
+            next = head_item(ahead, row_tiles, rank);
+          } while (!next.same_rows && next.tile >= tiles);
+        }
+        const int word = next.tile * width, col = 64 * ahead_step++;
+        if (next.same_rows) {
+          if (row_tiles > 1) return;  // others have asked
+#pragma unroll
+          for (int n = 0; n < b_boxes; n++) prefetch_box(weight, col, word + 64 * n);
+        } else if (next.row_tile < 2) {
+#pragma unroll
+          for (int n = 0; n < b_boxes / 2; n++) prefetch_box(weight, col, word + 64 * (rank * (b_boxes / 2) + n));
+        }
+      };
+      for (int n = 0; n < kAhead; n++) ask();
       int s = 0, phase = 0;
       for (int i = blockIdx.x >> 1; i < items; i += clusters) {
         HeadItem it = head_item(i, row_tiles, rank);
         if (!it.same_rows && it.tile >= tiles) continue;
         const int row = it.row_tile * kRows, word = it.tile * width;
         for (int step = 0; step < steps; step++) {
+          ask();
           barrier_wait(empty + 8 * s, phase ^ 1);
           const uint32_t bar = full + 8 * s, a = base + s * kStage, b = a + a_boxes * kBox;
           barrier_expect(bar, kStage);
@@ -370,6 +475,8 @@ __device__ __forceinline__ void head_body(const void* hidden, const void* target
           if (++s == kStages) s = 0, phase ^= 1;
         }
       }
+    } else if (mode != kMixture && threadIdx.x >= 288 && out.k > 0) {
+      drain(queue, out.best, out.k, threadIdx.x - 288);
     }
   } else {
     more_registers<232>();
@@ -404,16 +511,19 @@ __device__ __forceinline__ void head_body(const void* hidden, const void* target
         before = s;
         if (++s == kStages) s = 0, phase ^= 1;
       }
+      const int row = it.row_tile * kRows + group * 64 + warp * 16 + (lane >> 2);
+      const RowState upper = row_state<mode>(out, row), lower = row_state<mode>(out, row + 8);
       wgmma_wait<0>();
       held(acc);
       if (mode != kPlain) held(tar);
       if (signals) barrier_arrive_at(empty + 8 * before, warp);
-      const int row = it.row_tile * kRows + group * 64 + warp * 16 + (lane >> 2);
       if (it.tile < tiles) {
-        reduce_half<mode, width / 8, 0>(acc, tar, out, row, it.tile);
-        reduce_half<mode, width / 8, 1>(acc, tar, out, row + 8, it.tile);
+        reduce_half<mode, width / 8, 0>(acc, tar, out, upper, queue, row, it.tile);
+        reduce_half<mode, width / 8, 1>(acc, tar, out, lower, queue, row + 8, it.tile);
       }
     }
+    __syncwarp();
+    if (lane == 0) atomicAdd(&queue->ended, 1u);
   }
   __syncwarp();
   cluster_sync();  // no block leaves while the other still writes to it
@@ -444,72 +554,61 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
 // fast_head_begin sets best and ranks to 0 and multiplies each row with its
 // label's row of the weight, in the order of fast_head's sums, so that the
 // label's logit here is the one there to the bit. Blocks of 128 threads, one
-// for 64 rows; labels may be null. depth is a multiple of 8.
+// for 8 rows and their 8 labels, of whose products the diagonal counts; labels
+// may be null.
+constexpr int kBeginRows = 8;
 constexpr int kBeginStages = 8;
-constexpr int kBeginShared = kBeginStages * 2 * kBox + 1024;
+constexpr int kBeginBox = kBeginRows * 128;    // 8 rows of 64 values
+constexpr int kBeginStage = 2 * 4 * kBeginBox;  // 256 values of the sum, both operands
+constexpr int kBeginShared = kBeginStages * kBeginStage + 1024;
 
-extern "C" __global__ void __launch_bounds__(128, 1)
+extern "C" __global__ void __launch_bounds__(128)
     fast_head_begin(const bf16* hidden, const bf16* weight, const int* labels, float* label_logit, u64* best, unsigned* ranks,
                     long long rows, long long depth, long long k) {
   const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
-  const int t = threadIdx.x, row0 = blockIdx.x * 64;
-  for (long long i = t; i < 64 * k; i += 128)
+  const int t = threadIdx.x, row0 = blockIdx.x * kBeginRows;
+  for (long long i = t; i < kBeginRows * k; i += 128)
     if (row0 * k + i < rows * k) best[row0 * k + i] = 0;
-  if (t < 64 && row0 + t < rows) ranks[row0 + t] = 0;
+  if (t < kBeginRows && row0 + t < rows) ranks[row0 + t] = 0;
   if (labels == nullptr) return;
 
-  // Each thread brings 16 bytes of every 16th row of both operands.
-  const int chunk = t & 7;
-  const bf16* from[8];
-  uint32_t to[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    int r = (t >> 3) + 16 * i;
-    long long row = min((long long)(row0 + r), rows - 1);
-    int label = labels[row];
-    from[i] = hidden + row * depth + chunk * 8;
-    from[4 + i] = weight + (long long)max(label, 0) * depth + chunk * 8;
-    to[i] = base + r * 128 + ((chunk ^ (r & 7)) << 4);
-  }
-  const int steps = (int)((depth + 63) / 64);
+  // Each thread brings 16 bytes of a row at two places of both operands.
+  const int r = t >> 4, chunk = t & 15;
+  const long long row = min((long long)(row0 + r), rows - 1);
+  const bf16* from[2] = {hidden + row * depth, weight + (long long)max(labels[row], 0) * depth};
+  const int steps = (int)((depth + 255) / 256);
   auto bring = [&](int step) {
     if (step < steps) {
-      uint32_t at = (step % kBeginStages) * 2 * kBox;
-      int bytes = step * 64 + chunk * 8 < depth ? 16 : 0;  // zeros past the end
 #pragma unroll
-      for (int i = 0; i < 8; i++) {
-        const bf16* p = from[i] + (bytes ? step * 64 : 0);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to[i & 3] + at + (i >= 4 ? kBox : 0)), "l"(p), "r"(bytes)
-                     : "memory");
+      for (int i = 0; i < 4; i++) {
+        int at = chunk + 16 * (i & 1), col = step * 256 + at * 8, bytes = col < depth ? 16 : 0;  // zeros past the end
+        uint32_t to = base + (step % kBeginStages) * kBeginStage + ((i >> 1) * 4 + (at >> 3)) * kBeginBox + r * 128 + (((at & 7) ^ r) << 4);
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from[i >> 1] + (bytes ? col : 0)), "r"(bytes) : "memory");
       }
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   };
   for (int i = 0; i < kBeginStages - 1; i++) bring(i);
-  float acc[32];
+  // The 64 rows of a product are these 8 again and again: row groups 0 bytes apart.
+  const uint64_t again = ~((uint64_t)0x3fff << 32);
+  float acc[4];
   for (int step = 0; step < steps; step++) {
     asm volatile("cp.async.wait_group %0;" ::"n"(kBeginStages - 2) : "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
-    const uint32_t at = base + (step % kBeginStages) * 2 * kBox;
+    const uint32_t at = base + (step % kBeginStages) * kBeginStage;
     wgmma_begin();
 #pragma unroll
-    for (int n = 0; n < 4; n++) wgmma_m64n64k16(acc, rows_of(at) + 2 * n, rows_of(at + kBox) + 2 * n, (step | n) != 0);
+    for (int n = 0; n < 16; n++)
+      wgmma_m64n8k16(acc, (rows_of(at + (n >> 2) * kBeginBox) & again) + 2 * (n & 3), rows_of(at + (4 + (n >> 2)) * kBeginBox) + 2 * (n & 3),
+                     (step | n) != 0);
     wgmma_commit();
     bring(step + kBeginStages - 1);  // over the stage of the step before, which all have left
     wgmma_wait<0>();
     held(acc);
   }
-  const int lane = t & 31, at = (t >> 5) * 16 + (lane >> 2), pair = 2 * (lane & 3);
-#pragma unroll
-  for (int j = 0; j < 8; j++)
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        int r = at + 8 * h;
-        if (8 * j + pair + e == r && row0 + r < rows) label_logit[row0 + r] = labels[row0 + r] < 0 ? NAN : acc[4 * j + 2 * h + e];
-      }
+  const int mine = t >> 2;
+  if (t < 32 && mine >> 1 == (t & 3) && row0 + mine < rows) label_logit[row0 + mine] = labels[row0 + mine] < 0 ? NAN : mine & 1 ? acc[1] : acc[0];
 }
 
 // --- one row's parts to its results ---

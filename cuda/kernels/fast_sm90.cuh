@@ -33,10 +33,13 @@ __device__ __forceinline__ void barrier_arrive(uint32_t bar) {
 }
 
 // barrier_arrive_at arrives at the same barrier of another block of the cluster.
+// Neither it nor barrier_wait names the scope of a cluster: that would put a
+// full memory barrier and a cache invalidation into each, and what they order
+// here is only the copy engine's and the tensor cores' use of shared memory.
 __device__ __forceinline__ void barrier_arrive_at(uint32_t bar, uint32_t rank) {
   asm volatile(
       "{\n.reg .b32 far;\nmapa.shared::cluster.u32 far, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [far];\n}\n" ::"r"(bar), "r"(rank)
+      "mbarrier.arrive.shared::cluster.b64 _, [far];\n}\n" ::"r"(bar), "r"(rank)
       : "memory");
 }
 
@@ -44,7 +47,7 @@ __device__ __forceinline__ void barrier_arrive_at(uint32_t bar, uint32_t rank) {
 __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\nwaiting:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@done bra over;\nbra waiting;\nover:\n}\n" ::"r"(bar), "r"(parity)
       : "memory");
 }
@@ -86,6 +89,11 @@ __device__ __forceinline__ void copy_box_both(uint32_t dst, const void* map, int
       "%5;" ::"r"(dst),
       "l"(map), "r"(col), "r"(row), "r"(bar), "h"((uint16_t)3)
       : "memory");
+}
+
+// prefetch_box brings the box as far as the L2 cache.
+__device__ __forceinline__ void prefetch_box(const void* map, int col, int row) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(col), "r"(row) : "memory");
 }
 
 // --- warpgroup matrix products ---

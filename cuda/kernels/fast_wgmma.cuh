@@ -71,6 +71,16 @@ __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint
     : "l"(a), "l"(b), "r"(add));
 }
 
+// wgmma_m64n8k16: d[64,8] = a[64,16] · b[8,16]ᵀ (+ d when add), both from shared memory.
+__device__ __forceinline__ void wgmma_m64n8k16(float (&d)[4], uint64_t a, uint64_t b, int add) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
+    "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {"
+    "%0, %1, %2, %3}, "
+    "%4, %5, p, 1, 1, 0, 0;\n}\n"
+    : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+    : "l"(a), "l"(b), "r"(add));
+}
+
 // wgmma_m64n128k16_ra: d[64,128] += a[64,16] (registers) · b[16,128] (shared, rows of keys: the columns are contiguous).
 __device__ __forceinline__ void wgmma_m64n128k16_ra(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b, int add) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
