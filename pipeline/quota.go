@@ -90,7 +90,8 @@ func (q *quota) take(ctx context.Context, o *outSeq, size int64) (bool, error) {
 		return false, fmt.Errorf("%w: sequence %q and others in progress need more than 70 %% of the %d bytes of stream %s; allow it more, or no limit",
 			ErrSequenceTooLarge, o.seq, q.limit, q.route.name())
 	}
-	if q.used+size > full && !(q.soft && q.used-q.open <= slack) {
+	passes := q.soft && q.used-q.open <= slack // nothing else is there to wait for
+	if q.used+size > full && !passes {
 		q.urge()
 		return false, nil
 	}

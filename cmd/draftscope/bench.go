@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"math"
 	"os"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
@@ -81,11 +80,7 @@ func cmdBench(ctx context.Context, args []string, out streams) error {
 	if *verbose {
 		cfg.Logger = slog.New(slog.NewTextHandler(out.stderr, nil))
 	}
-	if os.Getenv("GOGC") == "" {
-		// Nearly all memory is large blocks without pointers: collecting them
-		// often costs little, and saves most of what would lie about.
-		defer debug.SetGCPercent(debug.SetGCPercent(25))
-	}
+	defer collectOften()()
 	start := time.Now()
 	cfg.Progress = func(step string) {
 		fmt.Fprintf(out.stderr, "%4.0f s  %s\n", time.Since(start).Seconds(), step)

@@ -59,6 +59,7 @@ func draftJob(ctx context.Context, j *job, s streamFlags, group string, once boo
 	}
 	ctx, stop := j.signals(ctx)
 	defer stop()
+	defer collectOften()()
 	defer func() { err = errors.Join(err, j.opened.Close()) }()
 	cfg := s.config(j)
 	cfg.Once = once

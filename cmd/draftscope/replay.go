@@ -57,6 +57,7 @@ func replayJob(ctx context.Context, j *job, dataset string) (err error) {
 	}
 	ctx, stop := j.signals(ctx)
 	defer stop()
+	defer collectOften()()
 	defer func() { err = errors.Join(err, j.opened.Close()) }()
 	j.rounded = record.Rounding
 	if err := j.openModelsOf(record); err != nil {

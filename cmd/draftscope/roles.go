@@ -88,6 +88,7 @@ func streamJob(ctx context.Context, j *job, s streamFlags) (err error) {
 	}
 	ctx, stop := j.signals(ctx)
 	defer stop()
+	defer collectOften()()
 	defer func() { err = errors.Join(err, j.opened.Close()) }()
 	session, err := pipeline.Open(ctx, s.config(j))
 	if err != nil {

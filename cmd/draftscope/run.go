@@ -100,6 +100,7 @@ func captureJob(ctx context.Context, j *job, score bool) (err error) {
 	}
 	ctx, stop := j.signals(ctx)
 	defer stop()
+	defer collectOften()()
 	defer func() { err = errors.Join(err, j.opened.Close()) }()
 	inputs, err := j.inputs()
 	if err != nil {

@@ -124,6 +124,7 @@ func newStoreJob(name, help string, out streams) (*storeJob, *flag.FlagSet) {
 func (s *storeJob) run(ctx context.Context, startServer func() error) (err error) {
 	ctx, stop := s.signals(ctx)
 	defer stop()
+	defer collectOften()()
 	defer func() { err = errors.Join(err, s.opened.Close()) }()
 	if err := s.openDataset(s.jobFlags.out); err != nil {
 		return err
