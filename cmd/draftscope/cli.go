@@ -24,13 +24,16 @@ usage: draftscope COMMAND [flags]
 
   run       capture a target's hidden states, draft on them, score, report
   capture   the same without drafters: states into a dataset
+  tap       capture from a running engine as it serves
   replay    put a stored capture through new drafters
   serve     receive captures from other processes and store them; metrics
   draft     put a run's captures through drafters, as one of many workers
   store     write the datasets of runs on a server, without being one
+  diagnose  say why a drafter is bad, with evidence
   report    print or draw what a dataset says about its drafters
   query     ask a dataset in SQL
   inspect   say in plain words what a file or folder is
+  delete    remove sequences from the streams of a run on a server
   compact   join a dataset's many small files into few large ones
   doctor    say what works on this machine
   bench     measure the data plane beside this machine's limits
@@ -75,8 +78,8 @@ func withCode(code int, err error) error {
 // can call it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	commands := map[string]command{
-		"run": cmdRun, "capture": cmdCapture, "replay": cmdReplay, "serve": cmdServe, "draft": cmdDraft, "store": cmdStore, "report": cmdReport,
-		"query": cmdQuery, "inspect": cmdInspect, "compact": cmdCompact, "doctor": cmdDoctor, "bench": cmdBench, "version": cmdVersion,
+		"run": cmdRun, "capture": cmdCapture, "tap": cmdTap, "replay": cmdReplay, "serve": cmdServe, "draft": cmdDraft, "store": cmdStore, "report": cmdReport, "diagnose": cmdDiagnose,
+		"query": cmdQuery, "inspect": cmdInspect, "compact": cmdCompact, "delete": cmdDelete, "doctor": cmdDoctor, "bench": cmdBench, "version": cmdVersion,
 	}
 	if len(args) == 0 {
 		fmt.Fprint(stderr, usage)

@@ -1,0 +1,417 @@
+"""The connection to the daemon: requests, rows, credit, counts.
+
+Whatever happens to the daemon, no method raises or waits longer than the
+deadline: serving goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import os
+import queue
+import secrets
+import socket
+import threading
+import time
+from typing import Any, Mapping, Sequence
+
+import torch
+
+from . import protocol
+from .ring import Ring
+
+log = logging.getLogger("draftscope_tap")
+
+DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+_MAX_QUEUE = 1 << 16  # messages that a daemon may leave unread
+
+
+class Refused(Exception):
+    """The daemon does not want this engine, for good."""
+
+
+@dataclasses.dataclass
+class Counts:
+    """What this side counts; docs/tap.md says what each is."""
+
+    begun: int = 0
+    finished: int = 0
+    aborted: int = 0
+    shed: int = 0
+    steps: int = 0
+    rows: int = 0
+    shed_rows: int = 0
+    unsampled: int = 0
+    optout: int = 0
+    lost: int = 0
+
+
+@dataclasses.dataclass(eq=False)
+class Request:
+    """One request that the daemon knows of."""
+
+    id: str
+    prompt: list[int]
+    age: int
+    session: "_Session"
+    rows: int = 0  # sent and not taken back
+    computed: int = 0  # of a request that was shed: rows in all
+    state: str = "open"  # open, dropped (by the daemon), shed, ended
+
+
+@dataclasses.dataclass
+class Rows:
+    """Consecutive rows of one request in a step: their place among the rows
+    of the states, their position in the request, and their ids."""
+
+    request: Request
+    lo: int
+    pos: int
+    ids: list[int]
+    accepted: int | None = None
+
+
+class _Session:
+    """One connection, from welcome to its end."""
+
+    def __init__(self, sock: socket.socket, welcome: Mapping[str, Any], ring: Ring) -> None:
+        self.sock, self.ring = sock, ring
+        self.states: list[int] = list(welcome["states"])
+        self.share = float(welcome.get("sample", 1))
+        self.steps = 0
+        self.open: dict[str, Request] = {}
+        self.congested = False
+        self.alive = True
+        self.counts: Counts = Counts()
+        self.goodbye: Mapping[str, int] | None = None
+        self.out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.sender = threading.Thread(target=self._send, name="draftscope-tap-send", daemon=True)
+        self.sender.start()
+
+    def _send(self) -> None:
+        while (data := self.out.get()) is not None:
+            try:
+                self.sock.sendall(data)
+            except OSError:
+                self.hang_up()
+                return
+
+    def put(self, message: Mapping[str, Any]) -> None:
+        if self.out.qsize() > _MAX_QUEUE:
+            log.warning("the daemon does not read; the connection is closed")
+            self.hang_up()
+        self.out.put(protocol.encode(message))
+
+    def hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+
+class Client:
+    """Connects to the daemon at `path`, and again whenever it has gone.
+
+    hello is the message without its type, protocol and pid. Methods may be
+    called from any thread.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        hello: Mapping[str, Any],
+        *,
+        dtype: torch.dtype,
+        ring_bytes: int = 256 << 20,
+        deadline: float = 0.2,
+        wait: float = 10.0,
+        retry: float = 1.0,
+    ) -> None:
+        self._path = os.fspath(path)
+        self._hello = {**hello, "type": "hello", "protocol": protocol.PROTOCOL, "pid": os.getpid(), "bulk": ["memfd"]}
+        self._hidden = int(hello["model"]["hidden"])
+        self._dtype, self._ring_bytes = dtype, ring_bytes
+        self._deadline, self._retry = deadline, retry
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._session: _Session | None = None
+        self._past = Counts()  # of sessions that have ended
+        self._closed = threading.Event()
+        self._refused: str | None = None
+        self._ages = itertools.count()
+        self._prefix = "t" + secrets.token_hex(4)
+        self._reader = threading.Thread(target=self._run, name="draftscope-tap", daemon=True)
+        self._reader.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._session is not None or self._refused is not None, wait)
+            if self._refused is not None:
+                raise Refused(self._refused)
+            if self._session is None:
+                log.warning("no daemon at %s yet; capture begins when there is one", self._path)
+
+    # -- the connection ----------------------------------------------------
+
+    @property
+    def states(self) -> list[int]:
+        """The states that the daemon wants; none while there is no daemon."""
+        session = self._session
+        return session.states if session is not None else []
+
+    @property
+    def connected(self) -> bool:
+        return self._session is not None
+
+    @property
+    def refused(self) -> str | None:
+        """Why the daemon closed the connection for good."""
+        return self._refused
+
+    def counts(self) -> Counts:
+        with self._lock:
+            total = dataclasses.replace(self._past)
+            if self._session is not None:
+                _add(total, self._session.counts)
+            return total
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                session = self._connect()
+            except (OSError, EOFError, ValueError, KeyError, protocol.ProtocolError) as e:
+                log.debug("connecting to %s: %s", self._path, e)
+                self._closed.wait(self._retry)
+                continue
+            except Refused as e:
+                self._refuse(str(e))
+                return
+            with self._changed:
+                self._session = session
+                self._changed.notify_all()
+            self._listen(session)
+            self._lose(session)
+            if self._refused is not None or session.goodbye is not None:
+                return
+
+    def _refuse(self, reason: str) -> None:
+        log.error("the daemon refuses this engine: %s", reason)
+        with self._changed:
+            self._refused = reason
+            self._changed.notify_all()
+
+    def _connect(self) -> _Session:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(10)
+            sock.connect(self._path)
+            sock.sendall(protocol.encode(self._hello))
+            sock.settimeout(None if self._closed.is_set() else 60)
+            answer = protocol.receive(sock)
+            if answer["type"] == "refuse":
+                raise Refused(str(answer.get("reason")))
+            if answer["type"] != "welcome" or answer["protocol"] != protocol.PROTOCOL or answer["bulk"] != "memfd":
+                raise protocol.ProtocolError(f"an answer that is no welcome: {answer}")
+            ring = Ring(len(answer["states"]), self._hidden, self._dtype, self._ring_bytes)
+            try:
+                socket.send_fds(sock, [protocol.encode(ring.describe())], [ring.fd])
+                if protocol.receive(sock)["type"] != "credit":
+                    raise protocol.ProtocolError("no credit for the ring")
+            except BaseException:
+                ring.close()
+                raise
+            sock.settimeout(None)
+            return _Session(sock, answer, ring)
+        except BaseException:
+            sock.close()
+            raise
+
+    def _listen(self, session: _Session) -> None:
+        try:
+            while True:
+                message = protocol.receive(session.sock)
+                kind = message["type"]
+                with self._changed:
+                    if kind == "credit":
+                        session.ring.freed = int(message["freed"])
+                        if session.ring.free * 2 >= session.ring.slots:
+                            session.congested = False
+                    elif kind == "drop":
+                        request = session.open.get(message["r"])
+                        if request is not None and request.state == "open":
+                            request.state = "dropped"
+                    elif kind == "bye":
+                        session.goodbye = message["counts"]
+                        return
+                    elif kind == "refuse":
+                        self._refuse(str(message.get("reason")))
+                        return
+                    self._changed.notify_all()
+        except (OSError, EOFError, ValueError, KeyError, protocol.ProtocolError) as e:
+            log.warning("the daemon at %s has gone (%s); serving goes on without capture", self._path, type(e).__name__)
+
+    def _lose(self, session: _Session) -> None:
+        with self._changed:
+            session.alive = False
+            session.counts.lost += len(session.open)
+            session.open.clear()
+            _add(self._past, session.counts)
+            self._session = None
+            session.out.put(None)
+            session.hang_up()
+            session.sock.close()
+            session.ring.close()
+            self._changed.notify_all()
+
+    def close(self, timeout: float = 60.0) -> Mapping[str, int] | None:
+        """Says goodbye and returns the daemon's counts, None without one."""
+        with self._changed:
+            self._closed.set()
+            session = self._session
+            if session is not None:
+                for request in list(session.open.values()):
+                    self._end("abort", request, "the tap was closed", None)
+                session.put({"type": "bye", "counts": dataclasses.asdict(self.counts_of(session))})
+        self._reader.join(timeout)
+        if session is not None and self._reader.is_alive():
+            session.hang_up()
+            self._reader.join(timeout)
+        return session.goodbye if session is not None else None
+
+    @staticmethod
+    def counts_of(session: _Session) -> Counts:
+        return session.counts
+
+    # -- requests ----------------------------------------------------------
+
+    def begin(
+        self,
+        prompt: Sequence[int],
+        *,
+        id: str | None = None,
+        cached: int = 0,
+        temperature: float = 0.0,
+        tags: Mapping[str, str] | None = None,
+        optout: bool = False,
+    ) -> Request | None:
+        """A new request; None when it is not to be captured. An id that the
+        protocol does not take is replaced."""
+        with self._lock:
+            session = self._session
+            if session is None or self._closed.is_set():
+                return None
+            age = next(self._ages)
+            if id is None or not protocol.GOOD_ID.match(id) or id in session.open:
+                if id is not None:
+                    log.warning("request id %r is not usable, or open; it is replaced", id)
+                id = f"{self._prefix}-{age}"
+            if optout or (tags or {}).get("draftscope") == "off":
+                session.counts.optout += 1
+                return None
+            if not protocol.sampled(id, session.share):
+                session.counts.unsampled += 1
+                return None
+            request = Request(id, list(prompt), age, session)
+            session.open[id] = request
+            session.counts.begun += 1
+            session.put({
+                "type": "begin", "r": id, "prompt": request.prompt, "cached": cached,
+                "temperature": temperature, "tags": dict(tags or {}),
+            })
+            return request
+
+    def wants(self, request: Request | None) -> bool:
+        """Whether rows of the request are still of use. Those of a request
+        that was shed are to be told to step all the same, which counts them."""
+        return request is not None and request.session.alive and request.state in ("open", "shed")
+
+    def step(self, rows: Sequence[Rows], states: Sequence[torch.Tensor]) -> None:
+        """Sends the rows of one forward pass. states are the session's
+        states, each [rows, hidden]; they are copied before this returns."""
+        with self._changed:
+            session = self._session
+            if session is None:
+                return
+            end = time.monotonic() + (0 if session.congested else self._deadline)
+            live = sorted((r for r in rows if r.request.session is session and r.ids), key=lambda r: r.request.age)
+            todo = []
+            for r in live:
+                if r.request.state == "shed":
+                    session.counts.shed_rows += len(r.ids)
+                elif r.request.state == "open":
+                    todo.append(r)
+            while todo and session.alive:
+                free = session.ring.free
+                if free <= 0:
+                    left = end - time.monotonic()
+                    if left <= 0:
+                        self._shed(session, todo)
+                        return
+                    self._changed.wait(left)
+                    continue
+                todo = self._send(session, todo, states, free)
+
+    def _send(self, session: _Session, todo: list[Rows], states: Sequence[torch.Tensor], free: int) -> list[Rows]:
+        """Sends what fits in one message, and returns the rest."""
+        entries, rest, sent = [], [], 0
+        for r in todo:
+            if r.request.state != "open":
+                continue  # dropped while this step waited
+            n = min(len(r.ids), free - sent)
+            if n > 0:
+                slot = session.ring.write(states, r.lo, n)
+                entry: dict[str, Any] = {"r": r.request.id, "pos": r.pos, "ids": r.ids[:n], "slot": slot}
+                if r.accepted is not None:
+                    entry["accepted"] = r.accepted
+                entries.append(entry)
+                r.request.rows = r.pos + n
+                sent += n
+            if n < len(r.ids):
+                rest.append(Rows(r.request, r.lo + n, r.pos + n, r.ids[n:]))
+        if entries:
+            session.put({"type": "step", "n": session.steps, "rows": entries})
+            session.steps += 1
+            session.counts.steps += 1
+            session.counts.rows += sent
+        return rest
+
+    def _shed(self, session: _Session, todo: Sequence[Rows]) -> None:
+        session.congested = True
+        reason = f"no credit within {self._deadline * 1000:.0f} ms"
+        for r in todo:
+            if r.request.state != "open":
+                continue
+            session.put({"type": "shed", "r": r.request.id, "reason": reason, "rows": r.request.rows})
+            session.counts.shed += 1
+            session.counts.shed_rows += r.request.rows + len(r.ids)
+            session.open.pop(r.request.id, None)
+            r.request.state = "shed"
+        log.warning("the daemon is slow: %d requests were shed", len(todo))
+
+    def finish(self, request: Request | None, ids: Sequence[int], reason: str) -> None:
+        """The request is over; ids are its whole sequence, as the front end
+        has it."""
+        self._end("finish", request, reason, list(ids))
+
+    def abort(self, request: Request | None, reason: str) -> None:
+        self._end("abort", request, reason, None)
+
+    def _end(self, kind: str, request: Request | None, reason: str, ids: list[int] | None) -> None:
+        with self._lock:
+            if request is None or request.state not in ("open", "dropped") or not request.session.alive:
+                return
+            session = request.session
+            message: dict[str, Any] = {"type": kind, "r": request.id, "reason": reason, "rows": request.rows}
+            if ids is not None:
+                message["ids"] = ids
+            session.put(message)
+            if kind == "finish":
+                session.counts.finished += 1
+            else:
+                session.counts.aborted += 1
+            session.open.pop(request.id, None)
+            request.state = "ended"
+
+
+def _add(total: Counts, more: Counts) -> None:
+    for field in dataclasses.fields(Counts):
+        setattr(total, field.name, getattr(total, field.name) + getattr(more, field.name))
