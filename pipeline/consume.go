@@ -453,7 +453,14 @@ func (r *reader) endOfRun(ctx context.Context, h header, streamSeq uint64) error
 	if h.attempt != r.asm.nonce {
 		sequences = unknown
 	}
-	err := r.handler.finish(ctx, h.attempt, sequences, r.aside)
+	gone := int64(0)
+	if r.foreign && sequences != unknown {
+		var err error
+		if gone, err = r.deleted(ctx, h.attempt); err != nil {
+			return err
+		}
+	}
+	err := r.handler.finish(ctx, h.attempt, sequences, r.aside+gone)
 	if r.foreign && errors.Is(err, ErrIncomplete) {
 		// Its source is gone and cannot be asked for them again.
 		r.run.fault(Fault{Stream: r.route.stream, Chunk: -1, Check: "missing", Detail: err.Error()})

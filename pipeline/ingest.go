@@ -286,7 +286,7 @@ func (st *storing) follow(ctx context.Context, g *errgroup.Group, from route, ab
 		}
 		st.sinks = append(st.sinks, sink)
 		r.foreign, r.stop = true, st.stop
-		r.handler = &storeHandler{run: v, sink: sink, from: from, partition: p, books: r.books, ended: map[string]*sequence{}, own: map[string]int64{}}
+		r.handler = &storeHandler{run: v, sink: sink, from: from, partition: p, books: r.books, noted: from.stream == CaptureStream, ended: map[string]*sequence{}, own: map[string]int64{}}
 		started = append(started, r)
 	}
 	st.known[from.name()] = true

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -85,9 +84,9 @@ func (v *invocation) publishAll(ctx context.Context, src Source) (drained bool, 
 	return drained, err
 }
 
-// Published lists the sequences that the capture stream holds or has held
-// since its last purge, whole, with the partition of each. It reads headers
-// only.
+// Published lists the sequences that the capture stream holds, whole, and those
+// that a store has taken out of it, with the partition of each. It reads
+// headers only.
 func (s *Session) Published(ctx context.Context) (whole map[string]int, err error) {
 	err = s.patiently(ctx, func(ctx context.Context) error {
 		whole, err = s.published(ctx)
@@ -97,7 +96,10 @@ func (s *Session) Published(ctx context.Context) (whole map[string]int, err erro
 }
 
 func (s *Session) published(ctx context.Context) (map[string]int, error) {
-	whole := map[string]int{}
+	whole, err := s.storedSequences(ctx)
+	if err != nil {
+		return nil, err
+	}
 	stream, err := s.js.Stream(ctx, StreamName(s.cfg.Run, CaptureStream))
 	if err != nil {
 		if partitions, perr := storedPartitions(ctx, s.js, s.cfg.Run, CaptureStream); partitions == 0 && perr == nil {
@@ -105,40 +107,13 @@ func (s *Session) published(ctx context.Context) (map[string]int, error) {
 		}
 		return nil, fmt.Errorf("reading what run %s has published: %w", s.cfg.Run, err)
 	}
-	info := stream.CachedInfo()
-	if info.State.Msgs == 0 {
-		return whole, nil
-	}
 	partitions, err := storedPartitions(ctx, s.js, s.cfg.Run, CaptureStream)
 	if err != nil {
 		return nil, err
 	}
-	consumer, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{HeadersOnly: true})
-	if err != nil {
-		return nil, fmt.Errorf("reading what run %s has published: %w", s.cfg.Run, err)
-	}
-	const atOnce = 1000
-	for {
-		batch, err := consumer.FetchNoWait(atOnce)
-		if err != nil {
-			return nil, fmt.Errorf("reading what run %s has published: %w", s.cfg.Run, err)
+	return whole, s.eachHeader(ctx, stream, "", func(h header, _ uint64) {
+		if h.kind == kindEnd {
+			whole[h.seq] = Partition(h.seq, partitions)
 		}
-		n := 0
-		for m := range batch.Messages() {
-			n++
-			h, err := parseHeader(m.Headers())
-			if err == nil && h.kind == kindEnd {
-				whole[h.seq] = Partition(h.seq, partitions)
-			}
-			if meta, err := m.Metadata(); err == nil && meta.Sequence.Stream >= info.State.LastSeq {
-				return whole, nil
-			}
-		}
-		if err := batch.Error(); err != nil {
-			return nil, fmt.Errorf("reading what run %s has published: %w", s.cfg.Run, err)
-		}
-		if n == 0 {
-			return whole, nil
-		}
-	}
+	})
 }

@@ -17,6 +17,7 @@ type storeHandler struct {
 	partition int
 	books     *ledger
 
+	noted bool                 // whether the server is told what is stored
 	ended map[string]*sequence // not committed yet
 	own   map[string]int64     // committed sequences by the invocation that published them
 }
@@ -68,7 +69,10 @@ func (h *storeHandler) commit(ctx context.Context) error {
 	if report.Took = time.Since(start); h.run.cfg.OnCommit != nil {
 		h.run.cfg.OnCommit(report)
 	}
+	var stored []string
+	var last uint64
 	for id, s := range h.ended {
+		stored, last = append(stored, id), max(last, s.held[len(s.held)-1])
 		h.books.ack(s.held...)
 		h.own[nonceOf(s.attempt)]++
 		delete(h.ended, id)
@@ -76,6 +80,13 @@ func (h *storeHandler) commit(ctx context.Context) error {
 			h.run.progress.stored.Add(1)
 		} else {
 			h.run.progress.resultsStored.Add(1)
+		}
+	}
+	if h.noted {
+		// After the acks, which a slow server should not hold up. What a crash
+		// between the two leaves out is captured again if it is purged.
+		if err := h.run.noteStored(ctx, h.partition, last, stored); err != nil {
+			h.run.log.Debug("noting what is stored", "partition", h.partition, "error", err)
 		}
 	}
 	return nil

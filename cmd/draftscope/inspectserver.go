@@ -20,8 +20,10 @@ type serverFound struct {
 
 type runFound struct {
 	Run string `json:"run"`
-	// Captured counts the sequences that are whole in the stream.
+	// Captured counts the sequences that are whole in the stream, or that a
+	// store took out of it. Deleted are not among them.
 	Captured int `json:"captured"`
+	Deleted  int `json:"deleted"`
 	// With a dataset: of the captured ones those that it holds, those that
 	// faults are told of, and the rest.
 	Dataset  string        `json:"dataset,omitempty"`
@@ -102,7 +104,14 @@ func inspectRun(ctx context.Context, nats, name string, ds *data.Dataset) (r run
 	if err != nil {
 		return r, jobError(err)
 	}
-	r.Captured = len(captured)
+	deleted, err := session.Deleted(ctx)
+	if err != nil {
+		return r, jobError(err)
+	}
+	for _, id := range deleted {
+		delete(captured, id)
+	}
+	r.Captured, r.Deleted = len(captured), len(deleted)
 	if ds == nil {
 		return r, nil
 	}
@@ -145,6 +154,9 @@ func (f *serverFound) String() string {
 		fmt.Fprintf(&b, "run %s on %s: %d sequences captured", r.Run, f.Server, r.Captured)
 		if r.Dataset != "" {
 			fmt.Fprintf(&b, ", of which %s has %d stored, %d set aside, %d missing", r.Dataset, r.Stored, r.SetAside, r.Missing)
+		}
+		if r.Deleted > 0 {
+			fmt.Fprintf(&b, "; %d deleted", r.Deleted)
 		}
 		b.WriteString("\n")
 		writeSurvey(&b, r.survey)

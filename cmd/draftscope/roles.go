@@ -121,6 +121,13 @@ func streamJob(ctx context.Context, j *job, s streamFlags) (err error) {
 	if err != nil {
 		return jobError(err)
 	}
+	deleted, err := session.Deleted(ctx)
+	if err != nil {
+		return jobError(err)
+	}
+	for _, id := range deleted {
+		published[id] = 0
+	}
 	source, err := j.newSource(inputs)
 	if err != nil {
 		return jobError(err)
@@ -131,7 +138,7 @@ func streamJob(ctx context.Context, j *job, s streamFlags) (err error) {
 	}
 	total := source.Remaining()
 	if total < len(inputs) {
-		j.say("resuming run %s on the server: %d of %d sequences are in the stream already", j.run, len(inputs)-total, len(inputs))
+		j.say("resuming run %s on the server: %d of %d sequences are in the stream, or have been", j.run, len(inputs)-total, len(inputs))
 	}
 	closeHTTP, err := serveHTTP(s.http, j.say, newMonitor().with(j.run, session))
 	if err != nil {

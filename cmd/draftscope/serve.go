@@ -47,6 +47,9 @@ examples:
   draftscope store --nats nats://host:4222 --run r1 --once --out ds
 `
 
+// noGrace stands for a --grace that was not given.
+const noGrace = -1
+
 // storeJob stores runs into one dataset.
 type storeJob struct {
 	*job
@@ -60,6 +63,8 @@ type storeJob struct {
 	mon    *monitor
 	soft   int64 // how much a stream may hold
 
+	finished finishedRuns
+
 	mu       sync.Mutex
 	declined []string // why something was left in the server
 }
@@ -69,6 +74,9 @@ func cmdServe(ctx context.Context, args []string, out streams) error {
 	listen := flags.String("listen", "127.0.0.1:4222", "where the server listens, `HOST:PORT`")
 	sync := flags.Bool("sync", false, "the server writes every message through to the disk: survives a crash of the machine, at about half the speed")
 	s.stream.register(flags)
+	flags.BoolVar(&s.finished.keep, "keep-streams", false, "streams keep all of a run, also when it is over and stored; without it, workers that come late find the rest in the dataset only (\"draftscope replay\")")
+	flags.DurationVar(&s.finished.grace, "grace", noGrace, "the streams of a run that is over go when all of it has been stored, and read by every group of workers, for `D` (default 10m; with --nats they stay unless this is given)")
+	flags.Lookup("grace").DefValue = ""
 	s.http = "127.0.0.1:9464"
 	flags.Lookup("http").DefValue = s.http
 	if err := parseNone(flags, args); err != nil {
@@ -77,6 +85,13 @@ func cmdServe(ctx context.Context, args []string, out streams) error {
 	external := s.nats != ""
 	if external && *listen != "127.0.0.1:4222" {
 		return badUsage("--listen and --nats exclude each other: the one runs a server, the other uses yours")
+	}
+	if s.finished.grace == noGrace {
+		s.finished.grace = 10 * time.Minute
+		s.finished.keep = s.finished.keep || external
+	}
+	if s.finished.grace < 0 {
+		return badUsage("--grace must not be negative, as %s is", s.finished.grace)
 	}
 	return s.run(ctx, func() (err error) {
 		if external {
@@ -104,6 +119,7 @@ func cmdStore(ctx context.Context, args []string, out streams) error {
 	if err := needServer(s.nats); err != nil {
 		return err
 	}
+	s.finished.keep = true
 	return s.run(ctx, func() error { return nil })
 }
 
@@ -136,13 +152,13 @@ func (s *storeJob) run(ctx context.Context, startServer func() error) (err error
 	if s.only != "" {
 		s.jobFlags.run = s.only
 	}
-	board, err := pipeline.Open(ctx, s.session(s.jobFlags.run))
+	board, err := pipeline.Open(ctx, s.session(s.jobFlags.run, s.drain))
 	if err != nil {
 		return jobError(err)
 	}
 	s.opened.add(board)
 	// Sources and workers of this server keep to it.
-	s.soft = s.stream.of(s.server != nil)
+	s.soft = s.stream.of(s.server != nil && !s.finished.keep)
 	if s.server != nil || s.stream.given {
 		if err := board.NoteSoftBytes(ctx, s.soft); err != nil {
 			return jobError(err)
@@ -194,9 +210,9 @@ func (s *storeJob) conclude(runs []string) error {
 	return nil
 }
 
-func (s *storeJob) session(run string) pipeline.Config {
+func (s *storeJob) session(run string, drain <-chan struct{}) pipeline.Config {
 	return pipeline.Config{
-		Run: run, URL: s.nats, Server: s.server, Replicas: s.replicas, Once: s.once, Groups: s.groups, Drain: s.drain,
+		Run: run, URL: s.nats, Server: s.server, Replicas: s.replicas, Once: s.once, Groups: s.groups, Drain: drain,
 		SoftBytes: s.soft, CommitBytes: commitBytes(s.soft, 2), AckWait: s.ackWait, LeaseTTL: s.lease, CommitIdle: s.idle, Logger: s.log, OnCommit: s.mon.committed,
 		OnFault: func(f pipeline.Fault) {
 			if err := s.ds.AddFaults(run, []schemas.Fault{faultRow(f)}); err != nil {
@@ -210,7 +226,8 @@ func (s *storeJob) session(run string) pipeline.Config {
 func (s *storeJob) all(ctx context.Context, board *pipeline.Session) (runs []string, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	results := make(chan error)
+	results := make(chan runEnd)
+	known := map[string]bool{} // runs that are stored, or were and are not over
 	going, drain := 0, (<-chan struct{})(s.drain)
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
@@ -218,15 +235,23 @@ func (s *storeJob) all(ctx context.Context, board *pipeline.Session) (runs []str
 	draining := false
 	look := func() {
 		found, err := board.Runs(ctx)
+		if err == nil && len(found) > 0 {
+			var live []string // a run that is over has its description left
+			live, err = board.Live(ctx)
+			found = slices.DeleteFunc(found, func(run string) bool { return !slices.Contains(live, run) })
+		}
 		if err != nil {
 			s.log.Warn("listing the runs on the server", "error", err)
 			return
 		}
 		for _, run := range found {
-			if slices.Contains(runs, run) || s.only != "" && run != s.only {
+			if known[run] || s.only != "" && run != s.only {
 				continue
 			}
-			runs = append(runs, run)
+			known[run] = true
+			if !slices.Contains(runs, run) {
+				runs = append(runs, run)
+			}
 			going++
 			go func() { results <- s.keep(ctx, run) }()
 		}
@@ -242,10 +267,13 @@ func (s *storeJob) all(ctx context.Context, board *pipeline.Session) (runs []str
 			return runs, errors.Join(errs...)
 		}
 		select {
-		case err := <-results:
+		case end := <-results:
 			going--
-			if err != nil {
-				errs = append(errs, err)
+			if end.deleted {
+				delete(known, end.run)
+			}
+			if end.err != nil {
+				errs = append(errs, end.err)
 				cancel()
 			}
 		case <-tick.C:
@@ -255,7 +283,7 @@ func (s *storeJob) all(ctx context.Context, board *pipeline.Session) (runs []str
 			if going == 0 {
 				continue
 			}
-			errs = append(errs, <-results)
+			errs = append(errs, (<-results).err)
 			going--
 		}
 	}
@@ -264,27 +292,28 @@ func (s *storeJob) all(ctx context.Context, board *pipeline.Session) (runs []str
 // keep stores one run. What is wrong with the run leaves it in the server,
 // for the others to go on; what is wrong here, such as a full disk, is tried
 // again.
-func (s *storeJob) keep(ctx context.Context, run string) error {
+func (s *storeJob) keep(ctx context.Context, run string) runEnd {
 	for {
-		err := s.storeRun(ctx, run)
+		deleted, err := s.storeRun(ctx, run)
+		end := runEnd{run, deleted, err}
 		if err == nil || ctx.Err() != nil {
-			return err
+			return end
 		}
 		var coded exitError
 		if errors.As(jobError(err), &coded) && coded.code == exitUsage {
 			s.decline(err)
-			return nil
+			return runEnd{run: run}
 		}
 		if s.once {
-			return err
+			return end
 		}
 		s.say("storing run %s: %v; trying again in 5 s, the server keeps what is not stored", run, err)
 		select {
 		case <-time.After(5 * time.Second):
 		case <-s.drain:
-			return err
+			return end
 		case <-ctx.Done():
-			return err
+			return end
 		}
 	}
 }
@@ -296,42 +325,48 @@ func (s *storeJob) decline(err error) {
 	s.declined = append(s.declined, err.Error())
 }
 
-func (s *storeJob) storeRun(ctx context.Context, run string) (err error) {
-	session, err := pipeline.Open(ctx, s.session(run))
+func (s *storeJob) storeRun(ctx context.Context, run string) (deleted bool, err error) {
+	drain := make(chan struct{})
+	session, err := pipeline.Open(ctx, s.session(run, drain))
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer func() { err = errors.Join(err, session.Close()) }()
 	defer s.mon.with(run, session).without(session)
 	record, ok, err := runRecord(ctx, session)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if !ok {
-		return badUsage("run %s has lost its description on the server", run)
+		return false, badUsage("run %s has lost its description on the server", run)
 	}
 	if record.Rounding, err = roundingOf(s.encode, record.DType); err != nil {
-		return err
+		return false, err
 	}
 	if err := s.ds.AddRun(record); err != nil {
-		return err
+		return false, err
 	}
 	s.say("storing run %s", run)
-	return session.Store(ctx, func(o pipeline.Origin) (pipeline.Sink, error) {
-		cfg := data.SinkConfig{Stream: o.Name, StreamCreated: o.Created, EncodeWorkers: s.encoders}
-		if o.Stream == pipeline.CaptureStream {
-			return s.ds.CaptureSink(run, o.Partition, cfg)
-		}
-		var drafters []data.Drafter
-		if err := json.Unmarshal(o.About, &drafters); err != nil {
-			return nil, fmt.Errorf("reading the description of group %s on the server: %w", o.Group, err)
-		}
-		for _, d := range drafters {
-			if err := s.ds.AddDrafter(run, d); err != nil {
-				s.decline(err)
-				return nil, fmt.Errorf("%w: %w", pipeline.ErrDecline, err)
-			}
-		}
-		return s.ds.ResultSink(run, o.Partition, cfg)
+	return s.storeUntilFinished(ctx, run, session, drain, func(ctx context.Context) error {
+		return session.Store(ctx, func(o pipeline.Origin) (pipeline.Sink, error) { return s.sink(run, o) })
 	})
+}
+
+// sink opens the sink of one partition of one stream.
+func (s *storeJob) sink(run string, o pipeline.Origin) (pipeline.Sink, error) {
+	cfg := data.SinkConfig{Stream: o.Name, StreamCreated: o.Created, EncodeWorkers: s.encoders}
+	if o.Stream == pipeline.CaptureStream {
+		return s.ds.CaptureSink(run, o.Partition, cfg)
+	}
+	var drafters []data.Drafter
+	if err := json.Unmarshal(o.About, &drafters); err != nil {
+		return nil, fmt.Errorf("reading the description of group %s on the server: %w", o.Group, err)
+	}
+	for _, d := range drafters {
+		if err := s.ds.AddDrafter(run, d); err != nil {
+			s.decline(err)
+			return nil, fmt.Errorf("%w: %w", pipeline.ErrDecline, err)
+		}
+	}
+	return s.ds.ResultSink(run, o.Partition, cfg)
 }
