@@ -48,7 +48,7 @@ func newDecoder(mem memory.Allocator) *decoder {
 // ErrFrame. The payload must not be changed afterwards. The caller releases
 // the record.
 func (d *decoder) decode(h header, data []byte) (rec arrow.Record, err error) {
-	if got := h.digestOf(data); got != h.digest {
+	if got := digestOf(data); got != h.digest {
 		return nil, fmt.Errorf("%w: digest of the %d bytes is %016x, its header says %016x", ErrFrame, len(data), got, h.digest)
 	}
 	return d.record(h, data)

@@ -28,12 +28,9 @@ const (
 	hdrLastSeq = "Nats-Expected-Last-Sequence"
 )
 
-// layoutVersion is what this program writes. It also reads version 1, in which
-// the digest of a payload was its xxhash64, at a sixth of the speed.
-const (
-	layoutVersion = "2"
-	firstVersion  = "1"
-)
+// layoutVersion is the one layout that there is. Messages of another are
+// refused.
+const layoutVersion = "2"
 
 // kind is what a message says.
 type kind string
@@ -53,8 +50,7 @@ type header struct {
 	chunk   int    // data: 0, 1, 2, ...
 	rows    int64  // data: of the chunk; end: of the sequence
 	schema  string // data: fingerprint of the columns
-	digest  uint64 // data: of the payload, see [header.digestOf]; end: xxhash64 of all the digests
-	first   bool   // of layout version 1
+	digest  uint64 // data: of the payload, see [digestOf]; end: xxhash64 of all the digests
 	count   int64  // end: chunks; end-of-run: sequences ended by the invocation
 
 	partition int    // begin, end-of-run: where it is sent; only in the id
@@ -143,8 +139,8 @@ func (h *header) marshal(run, last string) nats.Header {
 func parseHeader(in nats.Header) (header, error) {
 	var h header
 	v := in.Get(hdrVersion)
-	if h.first = v == firstVersion; !h.first && v != layoutVersion {
-		return h, fmt.Errorf("%w: %s is %q, this program reads %s and %s", ErrFrame, hdrVersion, v, firstVersion, layoutVersion)
+	if v != layoutVersion {
+		return h, fmt.Errorf("%w: %s is %q, this program reads %s", ErrFrame, hdrVersion, v, layoutVersion)
 	}
 	h.kind, h.attempt = kind(in.Get(hdrKind)), in.Get(hdrAttempt)
 	if h.attempt == "" || strings.HasPrefix(h.attempt, ".") {
@@ -183,15 +179,7 @@ func parseHeader(in nats.Header) (header, error) {
 	return h, err
 }
 
-// digestOf is what the digest of h's payload has to be: its XXH3, of 64 bits
-// and without a seed.
-func (h *header) digestOf(payload []byte) uint64 {
-	if h.first {
-		return xxhash.Sum64(payload)
-	}
-	return digestOf(payload)
-}
-
+// digestOf is the digest of a payload: its XXH3, of 64 bits and without a seed.
 func digestOf(payload []byte) uint64 { return xxh3.Hash(payload) }
 
 // tally counts what a sequence has had so far, on both ends of the stream.
