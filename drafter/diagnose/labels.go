@@ -1,0 +1,186 @@
+package diagnose
+
+import (
+	"context"
+	"fmt"
+)
+
+// probeLabels asks whether the target's answers, as stored and as its stored
+// final state gives them, stand where they should.
+func probeLabels(_ context.Context, s *study, r *Report) error {
+	f, err := s.storedAnswers()
+	if err != nil {
+		return err
+	}
+	r.Findings = append(r.Findings, f)
+	f, err = s.normForm()
+	if err != nil {
+		return err
+	}
+	r.Findings = append(r.Findings, f)
+	r.Findings = append(r.Findings, s.vocabulary())
+	return nil
+}
+
+// storedAnswers scans the offsets of the recorded answers against the text.
+func (s *study) storedAnswers() (Finding, error) {
+	f := Finding{Key: "capture-labels", Subject: OfCapture, Hypothesis: "the recorded answers of the target are shifted, or another target's", weight: 2}
+	f.Control = "on greedy text the answers of the right target at the right place are the text itself"
+	answers := make([][]int32, len(s.seqs))
+	what := "the recorded target_argmax"
+	for i, q := range s.seqs {
+		answers[i] = make([]int32, len(q.ids))
+		for t, tok := range q.Tokens {
+			answers[i][t] = -1
+			if tok.TargetArgmax != nil {
+				answers[i][t] = *tok.TargetArgmax
+			}
+		}
+		final := q.States[s.Host.Layers]
+		if len(final) == len(q.ids)*s.Host.Hidden && answers[i][0] < 0 {
+			what = "the head on the recorded final state"
+			got, _, err := s.answers(final, nil)
+			if err != nil {
+				return f, err
+			}
+			answers[i] = got
+		}
+	}
+	at := func(shift int) (own, other []count) {
+		own, other = make([]count, len(s.seqs)), make([]count, len(s.seqs))
+		for i, q := range s.seqs {
+			for t := range q.ids {
+				// The answer at t is for position t+1; q.labels hold the truth.
+				if !q.scored(t+1) || !q.scored(t+1+shift) || answers[i][t] < 0 || shift != 0 && q.labels[t+1] == q.labels[t+1+shift] {
+					continue
+				}
+				own[i].scored++
+				other[i].scored++
+				if answers[i][t] == q.labels[t+1] {
+					own[i].hits++
+				}
+				if answers[i][t] == q.labels[t+1+shift] {
+					other[i].hits++
+				}
+			}
+		}
+		return own, other
+	}
+	own, _ := at(0)
+	rate := rateOf(own)
+	f.Effect = &rate
+	if total(own).scored == 0 {
+		f.Verdict, f.Needs = CannotTell, "target_argmax or the final state in the capture"
+		f.Sentence = "The capture records no answers of the target."
+		return f, nil
+	}
+	f.Measure = fmt.Sprintf("%s equals the target's answer at its place: %s", what, rate.plain())
+	for shift := -maxShift; shift <= maxShift; shift++ {
+		if shift == 0 {
+			continue
+		}
+		a, b := at(shift)
+		if p := compare(a, b); p.p < familyError/(2*maxShift) && p.gain.Value > 0 {
+			f.Verdict = Confirmed
+			f.Measure += fmt.Sprintf("; where they differ %.3f at 0, %.3f at %+d (%s)", p.a, p.b, shift, p.gain.signed())
+			f.Sentence = fmt.Sprintf("The recorded answers are shifted by %s: the one at t is for position t+1%+d.", tokens(shift), shift)
+			return f, nil
+		}
+	}
+	switch {
+	case s.seqs[0].clean == nil:
+		f.Verdict, f.Sentence = RuledOut, "The recorded answers peak at their own place."
+	case rate.High < 0.99:
+		f.Verdict = Supported
+		f.Sentence = fmt.Sprintf("The recorded answers are not this target's: only %.1f %% equal its argmax. Check the weights that were captured, or the numerics.", 100*rate.Value)
+	default:
+		f.Verdict, f.Sentence = RuledOut, "The recorded answers are the target's, at their place."
+	}
+	return f, nil
+}
+
+// normForm compares the two forms of the final norm by how often the head's
+// answer is the text. Likelihood would not do: the larger gain sharpens the
+// distribution, which greedy text always rewards.
+func (s *study) normForm() (Finding, error) {
+	f := Finding{Key: "norm-form", Subject: OfCapture, Hypothesis: "the final norm's gain is of the other form, w or 1+w", weight: 2}
+	n := s.Host.Layers
+	other := *s
+	other.Host.Gain = 1 - s.Host.Gain
+	a, b := make([]count, len(s.seqs)), make([]count, len(s.seqs))
+	for i, q := range s.seqs {
+		final := s.states(q, false)[n]
+		if final == nil {
+			f.Verdict, f.Needs, f.Sentence = CannotTell, fmt.Sprintf("state %d", n), "The final state is not known."
+			return f, nil
+		}
+		// The rows before supervised tokens of this sequence, at most 32.
+		var rows []float32
+		var next []int32
+		for t := 1; t < len(q.ids) && len(next) < 32; t++ {
+			if q.mask[t] {
+				rows = append(rows, final[(t-1)*s.Host.Hidden:t*s.Host.Hidden]...)
+				next = append(next, q.ids[t])
+			}
+		}
+		for _, form := range []struct {
+			s  *study
+			to *count
+		}{{s, &a[i]}, {&other, &b[i]}} {
+			if len(next) == 0 {
+				continue
+			}
+			got, _, err := form.s.answers(rows, nil)
+			if err != nil {
+				return f, err
+			}
+			for j, id := range got {
+				form.to.scored++
+				if id == next[j] {
+					form.to.hits++
+				}
+			}
+		}
+	}
+	p := compare(a, b)
+	f.Effect = &p.gain
+	f.Measure = fmt.Sprintf("answers that are the text: %.3f with the declared form, %.3f with the other (%s)", p.a, p.b, p.gain.signed())
+	switch {
+	case p.p < familyError && p.gain.Value > relevance*p.a:
+		f.Verdict, f.Sentence = Confirmed, "The text follows the other form of the final norm: the target's head is applied with the wrong gain."
+	case p.gain.High <= relevance*p.a:
+		f.Verdict, f.Sentence = RuledOut, "The declared form of the final norm gives the text, and the other does not do so more often."
+	default:
+		f.Verdict, f.Needs, f.Sentence = CannotTell, "more sequences", "Both forms fit."
+	}
+	return f, nil
+}
+
+// vocabulary checks that tokens and answers are of the head's vocabulary, and
+// whether the drafter brings an embedding or head of its own.
+func (s *study) vocabulary() Finding {
+	f := Finding{Key: "vocabulary", Subject: OfCapture, Hypothesis: "tokens, answers or drafts are of another vocabulary", weight: 2}
+	outside, seen := 0, 0
+	masked := 0
+	for _, q := range s.seqs {
+		for _, t := range q.Tokens {
+			seen++
+			if t.TokenID < 0 || int(t.TokenID) >= s.Host.Vocab || t.TargetArgmax != nil && (*t.TargetArgmax < 0 || int(*t.TargetArgmax) >= s.Host.Vocab) {
+				outside++
+			}
+			if t.TokenID == s.spec.MaskToken {
+				masked++
+			}
+		}
+	}
+	f.Measure = fmt.Sprintf("%d of %d tokens or answers outside the vocabulary of %d; %d are the mask token %d", outside, seen, s.Host.Vocab, masked, s.spec.MaskToken)
+	switch {
+	case outside > 0:
+		f.Verdict, f.Sentence = Confirmed, "The capture has tokens that the target's head does not have: tokenizer and weights do not belong together."
+	case masked > 0:
+		f.Verdict, f.Sentence = Supported, fmt.Sprintf("The drafter's mask token %d occurs in ordinary text: another id was meant.", s.spec.MaskToken)
+	default:
+		f.Verdict, f.Sentence = RuledOut, "All tokens are of the target's vocabulary, and none is the drafter's mask token."
+	}
+	return f
+}

@@ -1,0 +1,280 @@
+package diagnose
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// hypothesis is a family of variants, in words.
+type hypothesis struct {
+	key        string
+	hypothesis string
+	// sentence is for a person, with %s for the better graph.
+	sentence string
+}
+
+// hypotheses are the families in the order of the report.
+var hypotheses = []hypothesis{
+	{"rope-base", "the RoPE base is not the one it was trained with", "The drafter was trained with another RoPE base than its config.json says: it drafts better with %s. Correct rope_theta."},
+	{"rope-fraction", "the rotated fraction of a head is not the one it was trained with", "The drafter was trained with another partial_rotary_factor than its config.json says: it drafts better with %s."},
+	{"rope-layout", "RoPE pairs other dims than in training", "The weights expect the other RoPE layout: the drafter drafts better with %s. Convert q_proj, k_proj and their norms."},
+	{"rope-offset", "the block's positions are off", "The drafter was trained with other positions: it drafts better with %s."},
+	{"causality", "a layer's causality within the block is not as in training", "A layer's causality differs from training: the drafter drafts better with %s."},
+	{"window", "a layer's window is not as in training", "A layer's attention window differs from training: the drafter drafts better with %s."},
+	{"gqa-order", "query heads read other key-value heads than in training", "The heads were trained in the other GQA order: the drafter drafts better with %s."},
+	{"slot-0", "slot 0 was trained with the mask token, not the anchor's", "The drafter was trained with %s: it never learnt to read the anchor's token."},
+	{"anchor-leak", "the anchor's own states were in the context in training", "The drafter was trained with %s, which do not exist when it drafts in an engine. Exclude the anchor from the context (t < a) and train again."},
+	{"state-number", "taps read other states than in training", "A tap reads another state than in training: the drafter drafts better with %s. Correct target_layer_ids (entry v is state v+1)."},
+	{"final-norm", "the final state is fed on the wrong side of the final norm", "The final state reaches the drafter on the wrong side of the target's final norm: it drafts better with %s."},
+	{"tap-order", "taps are in another order than in training", "The taps are in another order than in training: the drafter drafts better with %s."},
+	{"tap-use", "a tap does harm", "A tap does harm: the drafter drafts better with %s."},
+	{"tap-late", "taps are shifted by a token against training", "The taps were shifted by a token in training: the drafter drafts better with %s."},
+}
+
+// trial is a variant and how it did.
+type trial struct {
+	variant
+	paired
+	measured []measured
+}
+
+// probeDrafter finds the drafter's label shift, tries every variant, and
+// matches the stored drafts.
+func probeDrafter(ctx context.Context, s *study, r *Report) error {
+	rep, err := newReplica(s.spec, s.Drafter.Weights, s.Host, s.Device)
+	if err != nil {
+		return err
+	}
+	defer rep.close()
+	if missing := s.missingTaps(); len(missing) > 0 {
+		for _, h := range hypotheses {
+			r.Findings = append(r.Findings, Finding{Key: h.key, Subject: OfDrafter, Hypothesis: h.hypothesis, Verdict: CannotTell, Needs: fmt.Sprintf("a capture of the states %v, or the target to recompute them", missing), Sentence: "The states that the drafter reads are not there."})
+		}
+		return nil
+	}
+	all := append([]variant{{key: "declared", graph: Declared(s.spec)}}, variants(s.spec, s.Host.Layers, s.knownStates())...)
+	if s.Families != nil {
+		all = slices.DeleteFunc(all, func(v variant) bool { return v.key != "declared" && !slices.Contains(s.Families, v.key) })
+	}
+	graphs := make([]Graph, len(all))
+	for i, v := range all {
+		graphs[i] = v.graph
+	}
+	ms, err := s.scan(ctx, rep, graphs, variantSlots, false)
+	if err != nil {
+		return err
+	}
+	s.probeShift(r, ms[0])
+	trials := make([]trial, len(all)-1)
+	base := s.hits(ms[0], s.shift)
+	for i := range trials {
+		trials[i] = trial{all[i+1], compare(base, s.hits(ms[i+1], s.shift)), ms[i+1]}
+	}
+	best, explained, err := s.bestGraph(ctx, rep, trials)
+	if err != nil {
+		return err
+	}
+	for _, h := range hypotheses {
+		if f, ok := s.judge(h, trials, best, explained); ok {
+			r.Findings = append(r.Findings, f)
+		}
+	}
+	s.probeTaps(r, trials)
+	captured, err := s.probeAsCaptured(ctx, r, rep, base)
+	if err != nil {
+		return err
+	}
+	s.probeStored(r, ms[0], captured, trials)
+	s.declared = ms[0]
+	return nil
+}
+
+// missingTaps are states that the drafter reads and nobody knows.
+func (s *study) missingTaps() []int {
+	known := s.knownStates()
+	var missing []int
+	for _, t := range s.spec.Taps {
+		if !slices.Contains(known, t.State) {
+			missing = append(missing, t.State)
+		}
+	}
+	return missing
+}
+
+// significant says that a variant is better than the declared graph, by more
+// than relevance and at a level shared by n variants.
+func (t trial) significant(n int) bool {
+	return t.p < familyError/float64(n) && t.gain.Value > relevance*t.a
+}
+
+// bestGraph follows the gains: the best significant variant, then whatever
+// still adds to it. It returns the keys on that way, and the others that were
+// significant alone and add nothing to the best.
+func (s *study) bestGraph(ctx context.Context, rep *replica, trials []trial) (best []string, explained map[string]bool, err error) {
+	var left []trial
+	for _, t := range trials {
+		if t.significant(len(trials)) {
+			left = append(left, t)
+		}
+	}
+	explained = map[string]bool{}
+	if len(left) == 0 {
+		return nil, explained, nil
+	}
+	slices.SortStableFunc(left, func(a, b trial) int { return -cmpFloat(a.gain.Value, b.gain.Value) })
+	top := left[0]
+	best = append(best, top.key)
+	base := s.hits(top.measured, s.shift)
+	// One more step: each other family's best on top of the best.
+	var graphs []Graph
+	var keys []string
+	for _, t := range left[1:] {
+		if t.key == top.key || slices.Contains(keys, t.key) {
+			continue
+		}
+		keys = append(keys, t.key)
+		graphs = append(graphs, merge(Declared(s.spec), top.graph, t.graph))
+	}
+	if len(graphs) == 0 {
+		return best, explained, nil
+	}
+	ms, err := s.scan(ctx, rep, graphs, variantSlots, false)
+	if err != nil {
+		return nil, nil, err
+	}
+	for i, key := range keys {
+		t := trial{paired: compare(base, s.hits(ms[i], s.shift))}
+		if t.significant(len(trials)) {
+			best = append(best, key)
+		} else {
+			explained[key] = true
+		}
+	}
+	return best, explained, nil
+}
+
+func cmpFloat(a, b float64) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
+
+// merge applies what b changes of d to a.
+func merge(d, a, b Graph) Graph {
+	m := a.clone()
+	if !slices.Equal(b.Taps, d.Taps) {
+		m.Taps = b.Taps
+	}
+	if b.Late != nil {
+		m.Late = b.Late
+	}
+	if b.Mute != d.Mute {
+		m.Mute = b.Mute
+	}
+	if b.Theta != d.Theta {
+		m.Theta = b.Theta
+	}
+	if b.Rotary != d.Rotary {
+		m.Rotary = b.Rotary
+	}
+	if b.Offset != d.Offset {
+		m.Offset = b.Offset
+	}
+	for i := range d.Attention {
+		if b.Attention[i] != d.Attention[i] {
+			m.Attention[i] = b.Attention[i]
+		}
+	}
+	m.Interleaved = m.Interleaved || b.Interleaved
+	m.Tiled = m.Tiled || b.Tiled
+	m.MaskAnchor = m.MaskAnchor || b.MaskAnchor
+	m.Leak = m.Leak || b.Leak
+	return m
+}
+
+// judge turns a family's trials into its verdict.
+func (s *study) judge(h hypothesis, trials []trial, best []string, explained map[string]bool) (Finding, bool) {
+	var own []trial
+	for _, t := range trials {
+		if t.key == h.key {
+			own = append(own, t)
+		}
+	}
+	if len(own) == 0 {
+		return Finding{}, false
+	}
+	top := slices.MaxFunc(own, func(a, b trial) int { return cmpFloat(a.gain.Value, b.gain.Value) })
+	f := Finding{Key: h.key, Subject: OfDrafter, Hypothesis: h.hypothesis, Effect: &top.gain, weight: top.gain.Value}
+	f.Measure = fmt.Sprintf("hits of slots 1–%d: %.3f as declared, %.3f with %s (%s)", min(variantSlots, s.spec.BlockSize-1), top.a, top.b, top.words, top.gain.signed())
+	f.Control = control(own)
+	limit := relevance * top.a
+	identical, open := 0, 0
+	for _, t := range own {
+		switch {
+		case t.disagree == 0:
+			identical++
+		case t.gain.High >= limit:
+			open++
+		}
+	}
+	switch {
+	case slices.Contains(best, h.key):
+		f.Verdict = Supported
+		if top.gain.Low > limit {
+			f.Verdict = Confirmed
+		}
+		f.Sentence = fmt.Sprintf(h.sentence, top.words)
+		if h.key != best[0] {
+			f.weight /= 2 // it adds to the first
+		}
+	case explained[h.key]:
+		f.Verdict = CannotTell
+		f.Needs = "the first finding to be repaired; the gain vanishes on top of it"
+		f.Sentence = fmt.Sprintf("%s alone is better too, but adds nothing once %s is put right.", capital(top.words), best[0])
+	case identical == len(own):
+		f.Verdict = CannotTell
+		f.Needs = "longer contexts: here the choice changes no draft"
+		f.Sentence = "These sequences cannot show it."
+	case open > 0:
+		f.Verdict = CannotTell
+		f.Needs = fmt.Sprintf("more sequences: a gain of %.1f %% is within the interval", 100*top.gain.High/math.Max(top.a, 1e-9))
+		f.Sentence = fmt.Sprintf("Nothing speaks for it, but a small effect cannot be excluded with %d sequences.", len(s.seqs))
+	default:
+		f.Verdict = RuledOut
+		f.Sentence = "The declared setting drafts best, or as well as any other."
+	}
+	return f, true
+}
+
+// control is what planting the family's strongest member costs.
+func control(own []trial) string {
+	worst := slices.MinFunc(own, func(a, b trial) int { return cmpFloat(a.gain.Value, b.gain.Value) })
+	if worst.gain.Value >= 0 {
+		return ""
+	}
+	return fmt.Sprintf("planted: %s costs %.3f (%s)", worst.words, -worst.gain.Value, worst.gain.signed())
+}
+
+// signed is an interval of a difference, in words.
+func (i Interval) signed() string {
+	return fmt.Sprintf("%+.3f, 95 %% %+.3f to %+.3f", i.Value, i.Low, i.High)
+}
+
+// plain is an interval of a level.
+func (i Interval) plain() string {
+	return fmt.Sprintf("%.3f, 95 %% %.3f to %.3f", i.Value, i.Low, i.High)
+}
+
+func capital(s string) string {
+	if s == "" {
+		return s
+	}
+	return strings.ToUpper(s[:1]) + s[1:]
+}

@@ -1,0 +1,145 @@
+package diagnose
+
+import (
+	"fmt"
+	"math"
+)
+
+// The offsets that a shift scan tries.
+const maxShift = 2
+
+// shiftPair counts, on the slots whose labels at both places differ, hits of
+// the label itself and of the one shift further on: repetitions would blur
+// the two.
+func (s *study) shiftPair(ms []measured, shift int) (own, other []count) {
+	own, other = make([]count, len(ms)), make([]count, len(ms))
+	for i, m := range ms {
+		q := s.seqs[i]
+		for j, a := range m.anchors {
+			for k := 1; k <= m.slots; k++ {
+				t := int(a) + k
+				if !q.scored(t) || !q.scored(t+shift) || q.labels[t] == q.labels[t+shift] {
+					continue
+				}
+				own[i].scored++
+				other[i].scored++
+				switch m.tokens[j*m.slots+k-1] {
+				case q.labels[t]:
+					own[i].hits++
+				case q.labels[t+shift]:
+					other[i].hits++
+				}
+			}
+		}
+	}
+	return own, other
+}
+
+// bySlot is the accuracy of each slot against labels shift tokens further on.
+func (s *study) bySlot(ms []measured, shift int) []float64 {
+	if len(ms) == 0 {
+		return nil
+	}
+	counts := make([]count, ms[0].slots)
+	for i, m := range ms {
+		q := s.seqs[i]
+		for j, a := range m.anchors {
+			for k := 1; k <= m.slots; k++ {
+				t := int(a) + k
+				if !q.scored(t) || !q.scored(t+shift) {
+					continue
+				}
+				counts[k-1].scored++
+				if m.tokens[j*m.slots+k-1] == q.labels[t+shift] {
+					counts[k-1].hits++
+				}
+			}
+		}
+	}
+	out := make([]float64, len(counts))
+	for k, c := range counts {
+		if c.scored > 0 {
+			out[k] = c.hits / c.scored
+		}
+	}
+	return out
+}
+
+// probeShift scans the offsets −2..+2 and notes the drafter's own.
+func (s *study) probeShift(r *Report, declared []measured) {
+	best, bestPair := 0, paired{}
+	undecided := false
+	for shift := -maxShift; shift <= maxShift; shift++ {
+		r.Offsets = append(r.Offsets, Offsets{shift, s.bySlot(declared, shift), rateOf(s.hits(declared, shift))})
+		if shift == 0 {
+			continue
+		}
+		own, other := s.shiftPair(declared, shift)
+		p := compare(own, other)
+		if p.p < familyError/(2*maxShift) && p.gain.Value > 0 {
+			if best == 0 || p.gain.Value > bestPair.gain.Value {
+				best, bestPair = shift, p
+			}
+		} else if p.gain.High > 0 {
+			undecided = true
+		}
+		if best == 0 && (bestPair.a == 0 || p.gain.Value > bestPair.gain.Value) {
+			bestPair = p
+		}
+	}
+	s.shift = best
+	f := Finding{Key: keyShift, Subject: OfDrafter, Hypothesis: "the drafter learnt shifted labels", Effect: &bestPair.gain, weight: 1 + math.Abs(bestPair.gain.Value)}
+	f.Measure = fmt.Sprintf("hits of slots 1–%d by offset: %s", declared[0].slots, offsetWords(r.Offsets))
+	f.Control = "a drafter of unshifted labels peaks at 0; one trained with labels a token late peaks at +1 in every slot"
+	switch {
+	case best != 0:
+		f.Verdict = Confirmed
+		f.Measure += fmt.Sprintf("; where the two labels differ, %.3f at 0 and %.3f at %+d (%s)", bestPair.a, bestPair.b, best, bestPair.gain.signed())
+		f.Sentence = fmt.Sprintf("The drafter learnt labels shifted by %s: slot k drafts the token at a+k%+d. Its slots hit %.0f %% of those and %.0f %% of the ones that count. The target's logits at position a+k−1, not a+k, are slot k's label.",
+			tokens(best), best, 100*s.pooled(r, best), 100*s.pooled(r, 0))
+	case undecided:
+		f.Verdict = CannotTell
+		f.Needs = "more sequences, or a drafter that hits more"
+		f.Sentence = "The drafter hits too little to tell which offset it learnt."
+	default:
+		f.Verdict = RuledOut
+		f.Sentence = "Every slot hits its own label most: the labels were not shifted."
+	}
+	r.Findings = append(r.Findings, f)
+}
+
+func (s *study) pooled(r *Report, shift int) float64 {
+	for _, o := range r.Offsets {
+		if o.Shift == shift {
+			return o.Pooled.Value
+		}
+	}
+	return math.NaN()
+}
+
+func tokens(n int) string {
+	n = max(n, -n)
+	return map[int]string{1: "one token", 2: "two tokens"}[n]
+}
+
+func offsetWords(os []Offsets) string {
+	var s string
+	for i, o := range os {
+		if i > 0 {
+			s += ", "
+		}
+		s += fmt.Sprintf("%+d: %.3f", o.Shift, o.Pooled.Value)
+	}
+	return s
+}
+
+// The keys of findings that do not belong to a family of variants.
+const (
+	keyShift      = "label-shift"
+	keyFinalTap   = "final-state-tap"
+	keyTraining   = "training"
+	keyParity     = "parity"
+	keyStored     = "stored-drafts"
+	keyObjective  = "objective"
+	keyAsCaptured = "as-captured"
+)

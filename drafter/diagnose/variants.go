@@ -1,0 +1,121 @@
+package diagnose
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/draftscope/draftscope/drafter"
+)
+
+// variant is the declared graph with one choice changed.
+type variant struct {
+	key   string // of the finding that it belongs to
+	words string // what the graph does, after "the block's hits with"
+	graph Graph
+}
+
+// variants lists what is tried on a drafter. Every entry must be a different
+// computation than the declared one.
+func variants(spec drafter.Spec, targetLayers int, states []int) []variant {
+	d := Declared(spec)
+	var out []variant
+	add := func(key, words string, change func(*Graph)) {
+		g := d.clone()
+		change(&g)
+		out = append(out, variant{key, words, g})
+	}
+	ropeVariants(spec, add)
+	for i := range d.Attention {
+		attentionVariants(i, d.Attention[i], add)
+	}
+	if spec.KVHeads > 1 && spec.Heads > spec.KVHeads {
+		add("gqa-order", "query head g on kv head g mod kv (tiled)", func(g *Graph) { g.Tiled = true })
+	}
+	add("slot-0", "the mask token in slot 0", func(g *Graph) { g.MaskAnchor = true })
+	add("anchor-leak", "the anchor's own states in the context", func(g *Graph) { g.Leak = true })
+	tapVariants(d.Taps, targetLayers, states, add)
+	return out
+}
+
+type adder func(key, words string, change func(*Graph))
+
+func ropeVariants(spec drafter.Spec, add adder) {
+	for _, theta := range []float64{1e3, 1e4, 1e5, 5e5, 1e6, 1e7} {
+		if theta != spec.Theta {
+			add("rope-base", fmt.Sprintf("RoPE base %g", theta), func(g *Graph) { g.Theta = theta })
+		}
+	}
+	for _, quarter := range []int{1, 2, 4} {
+		rotary := spec.HeadDim * quarter / 4
+		if rotary >= 2 && rotary%2 == 0 && rotary != spec.Rotary {
+			add("rope-fraction", fmt.Sprintf("%d of %d dims of a head rotated", rotary, spec.HeadDim), func(g *Graph) { g.Rotary = rotary })
+		}
+	}
+	add("rope-layout", "neighbouring dims rotated together (interleaved)", func(g *Graph) { g.Interleaved = true })
+	for _, by := range []int{-2, -1, 1, 2} {
+		add("rope-offset", fmt.Sprintf("the block's positions moved by %+d", by), func(g *Graph) { g.Offset = by })
+	}
+}
+
+func attentionVariants(i int, rule drafter.Visibility, add adder) {
+	words := map[bool]string{true: "causal", false: "bidirectional"}
+	add("causality", fmt.Sprintf("layer %d %s within the block", i, words[!rule.Causal]), func(g *Graph) { g.Attention[i].Causal = !rule.Causal })
+	for _, w := range []int{0, 8, 32, 128, 512, 2048} {
+		if w != rule.Window {
+			what := fmt.Sprintf("a window of %d in layer %d", w, i)
+			if w == 0 {
+				what = fmt.Sprintf("no window in layer %d", i)
+			}
+			add("window", what, func(g *Graph) { g.Attention[i].Window = w })
+		}
+	}
+}
+
+// tapVariants changes what fc reads, as far as the states are known.
+func tapVariants(taps []drafter.Tap, n int, states []int, add adder) {
+	known := func(t drafter.Tap) bool {
+		return slices.Contains(states, t.State)
+	}
+	moved := func(by int) ([]drafter.Tap, bool) {
+		out := slices.Clone(taps)
+		for i, t := range taps {
+			out[i] = drafter.Tap{State: t.State + by}
+			if t.State+by < 0 || t.State+by > n || !known(out[i]) {
+				return nil, false
+			}
+		}
+		return out, true
+	}
+	for _, by := range []int{-1, 1} {
+		if m, ok := moved(by); ok && !slices.Equal(m, taps) {
+			add("state-number", fmt.Sprintf("every tap one state %s", map[int]string{-1: "lower", 1: "higher"}[by]), func(g *Graph) { g.Taps = m })
+		}
+		for p, t := range taps {
+			other := drafter.Tap{State: t.State + by}
+			if known(other) && other.State >= 0 && other.State <= n {
+				add("state-number", fmt.Sprintf("tap %d reading state %d for %d", p, other.State, t.State), func(g *Graph) { g.Taps[p] = other })
+			}
+		}
+	}
+	for p, t := range taps {
+		if t.State == n {
+			words := map[bool]string{true: "before", false: "after"}[t.Normed]
+			add("final-norm", fmt.Sprintf("tap %d %s the final norm", p, words), func(g *Graph) { g.Taps[p].Normed = !t.Normed })
+		}
+		for q := p + 1; q < len(taps); q++ {
+			add("tap-order", fmt.Sprintf("taps %d and %d exchanged", p, q), func(g *Graph) { g.Taps[p], g.Taps[q] = g.Taps[q], g.Taps[p] })
+		}
+		if len(taps) > 1 {
+			add("tap-use", fmt.Sprintf("tap %d left out", p), func(g *Graph) { g.Mute = p + 1 })
+		}
+	}
+	if len(taps) > 2 {
+		reversed := slices.Clone(taps)
+		slices.Reverse(reversed)
+		add("tap-order", "the taps in reverse order", func(g *Graph) { g.Taps = reversed })
+	}
+	for _, by := range []int{-1, 1} {
+		late := slices.Repeat([]int{by}, len(taps))
+		add("tap-late", fmt.Sprintf("every tap %s by a token", map[int]string{-1: "early", 1: "late"}[by]), func(g *Graph) { g.Late = late })
+	}
+}
