@@ -1,0 +1,405 @@
+//go:build engines && fleet
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/draftscope/draftscope/cmd/demo"
+	"github.com/draftscope/draftscope/cmd/demo/demotest"
+)
+
+// The tests with engines run Hugging Face transformers, from PyPI, as the
+// engine. `task test:engines` makes the environment.
+
+// served is a sequence as the engine's front end has it.
+type served struct {
+	ID        string  `json:"id"`
+	PromptLen int     `json:"prompt_len"`
+	InputIDs  []int32 `json:"input_ids"`
+}
+
+// tapCounts are what both sides of the socket count.
+type tapCounts struct {
+	Begun, Finished, Aborted, Shed, Steps, Rows, Lost int64
+}
+
+// driven is what drive.py prints at its end.
+type driven struct {
+	Served  []served
+	GivenUp []string `json:"given_up"`
+	Engine  tapCounts
+	Daemon  *tapCounts
+	Refused *string
+	Seconds float64
+}
+
+// rig is a folder with the shipped target, its sequences, and a place for
+// the socket.
+type rig struct {
+	t                              *testing.T
+	python, dir, model, socket, in string
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	python := os.Getenv("DRAFTSCOPE_PYTHON")
+	if python == "" {
+		t.Fatal("DRAFTSCOPE_PYTHON must name a Python with torch and transformers; `task test:engines` sees to that")
+	}
+	b := &rig{t: t, python: python, dir: t.TempDir()}
+	if err := os.CopyFS(filepath.Join(b.dir, "demo"), unpackedNames{demo.FS()}); err != nil {
+		t.Fatal(err)
+	}
+	b.model, b.in = filepath.Join(b.dir, "demo", "target"), filepath.Join(b.dir, "sequences.jsonl")
+	// A socket's path is short.
+	short, err := os.MkdirTemp("", "tap")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(short) })
+	b.socket = filepath.Join(short, "s")
+	if err := os.WriteFile(b.in, demotest.Read(t, "sequences.jsonl"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func (b *rig) drive(mode string, args ...string) *process {
+	b.t.Helper()
+	script, err := filepath.Abs("../../extract/tap/python/tests/drive.py")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Setenv("PYTHONPATH", filepath.Join(filepath.Dir(filepath.Dir(script)), "src"))
+	return start(b.t, "engine", b.python, append([]string{script, mode, "--model", b.model, "--socket", b.socket, "--sequences", b.in}, args...)...)
+}
+
+// last is the JSON object that an engine printed last.
+func last[T any](t *testing.T, p *process) (out T) {
+	t.Helper()
+	lines := slices.DeleteFunc(strings.Split(p.log.String(), "\n"), func(l string) bool { return !strings.HasPrefix(l, "{") })
+	if len(lines) == 0 {
+		t.Fatalf("the engine printed nothing:\n%s", p.log.String())
+	}
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &out); err != nil {
+		t.Fatalf("%v in %s", err, lines[len(lines)-1])
+	}
+	return out
+}
+
+func (b *rig) tap(args ...string) *process {
+	b.t.Helper()
+	return draftscope(b.t, "tap", append([]string{"tap", "--socket", b.socket, "--target", b.model}, args...)...)
+}
+
+// program runs a command in this process and returns its stdout.
+func (b *rig) program(want int, args ...string) string {
+	b.t.Helper()
+	var stdout, stderr bytes.Buffer
+	if code := run(context.Background(), args, &stdout, &stderr); code != want {
+		b.t.Fatalf("%q: exit %d, want %d: %s", args, code, want, stderr.String())
+	}
+	return stdout.String()
+}
+
+// fed writes what an engine fed to its model: all tokens but the last.
+func (b *rig) fed(list []served) string {
+	b.t.Helper()
+	var out []byte
+	for _, s := range list {
+		s.InputIDs = s.InputIDs[:len(s.InputIDs)-1]
+		s.PromptLen = min(s.PromptLen, len(s.InputIDs))
+		line, err := json.Marshal(s)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		out = append(append(out, line...), '\n')
+	}
+	name := filepath.Join(b.dir, "fed.jsonl")
+	if err := os.WriteFile(name, out, 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+	return name
+}
+
+func (b *rig) query(ds, sql string) string {
+	b.t.Helper()
+	return strings.TrimSpace(b.program(exitOK, "query", "--dataset", ds, "--format", "csv", sql))
+}
+
+// likeNative captures what was fed natively, as run native of the dataset,
+// and compares every row of run r1 with it.
+func (b *rig) likeNative(ds string, list []served, least float64, more ...string) {
+	b.t.Helper()
+	args := append([]string{"capture", "--target", b.model, "--sequences", b.fed(list), "--run", "native", "--states", "2,4,5,6,8", "--out", ds}, more...)
+	b.program(exitOK, args...)
+	got := b.query(ds, `SELECT a.state, count(*) AS n, min(list_cosine_similarity(a.vec, b.vec)) AS least,
+		(SELECT count(*) FROM states c WHERE c.run = 'native' AND c.state = a.state) AS native,
+		(SELECT count(*) FROM states c WHERE c.run = 'r1' AND c.state = a.state) AS tapped
+		FROM states a JOIN states b USING (seq_id, pos, state) JOIN tokens ta USING (seq_id, pos) JOIN tokens tb USING (seq_id, pos)
+		WHERE a.run = 'r1' AND b.run = 'native' AND ta.run = 'r1' AND tb.run = 'native' AND ta.token_id = tb.token_id AND ta.loss_mask = tb.loss_mask
+		GROUP BY a.state ORDER BY a.state`)
+	b.t.Logf("every row against the native capture:\n%s", got)
+	lines := strings.Split(got, "\n")[1:]
+	if len(lines) != 5 {
+		b.t.Fatalf("%d states compare, want 5", len(lines))
+	}
+	for _, line := range lines {
+		var state, n, native, tapped int
+		var cosine float64
+		if _, err := fmt.Sscanf(strings.ReplaceAll(line, ",", " "), "%d %d %g %d %d", &state, &n, &cosine, &native, &tapped); err != nil {
+			b.t.Fatal(err)
+		}
+		if n != native || n != tapped || cosine < least {
+			b.t.Errorf("state %d: %d rows compare of %d native and %d tapped, least cosine %v, want %v", state, n, native, tapped, cosine, least)
+		}
+	}
+}
+
+func TestStatesAndAcceptanceFromTransformersAreThoseOfANativeRun(t *testing.T) {
+	b := newRig(t)
+	ds := filepath.Join(b.dir, "ds")
+	drafters := []string{"--drafter", "good=" + filepath.Join(b.dir, "demo/drafters/good"), "--drafter", "early=" + filepath.Join(b.dir, "demo/drafters/early"), "--budgets", "8,16"}
+	daemon := b.tap(append([]string{"--out", ds, "--once"}, drafters...)...)
+	engine := b.drive("generate", "--count", "24", "--batch", "8")
+	engine.succeed(t, 5*time.Minute)
+	daemon.succeed(t, 2*time.Minute)
+	got := last[driven](t, engine)
+	if got.Daemon == nil || *got.Daemon != got.Engine || got.Engine.Finished != 24 {
+		t.Errorf("counts: engine %+v, daemon %+v", got.Engine, got.Daemon)
+	}
+	// The engine's text is the reference's.
+	lines := strings.Split(strings.TrimSpace(string(demotest.Read(t, "sequences.jsonl"))), "\n")
+	for i, s := range got.Served {
+		var want served
+		if err := json.Unmarshal([]byte(lines[i]), &want); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(s.InputIDs, want.InputIDs) {
+			t.Errorf("%s: the engine generated other tokens than the reference", s.ID)
+		}
+	}
+	b.likeNative(ds, got.Served, 0.9999)
+	b.program(exitOK, append([]string{"replay", "--dataset", ds, "--run", "native", "--target", b.model}, drafters...)...)
+	rounds := "SELECT drafter, seq_id, method, budget, round, anchor, proposed, accepted, accept_len, truncated FROM rounds WHERE run = '%s'"
+	both := b.query(ds, fmt.Sprintf("SELECT count(*) AS n, (SELECT count(*) FROM ("+rounds+" EXCEPT "+rounds+")) AS differ FROM rounds WHERE run = 'r1'", "r1", "native"))
+	t.Logf("rounds, and how many differ from the native run's: %s", both)
+	if !strings.HasSuffix(both, ",0") || strings.HasSuffix(both, "\n0,0") {
+		t.Errorf("rounds of the tap and of the native run differ: %s", both)
+	}
+	t.Logf("acceptance:\n%s", b.query(ds, "SELECT run, drafter, method, budget, accept_len_macro, accept_len_micro FROM accept_len ORDER BY drafter, method, budget, run"))
+}
+
+func TestEnginesThatComputeInSixteenBitsPassTheProbe(t *testing.T) {
+	for _, dtype := range []string{"bfloat16", "float16"} {
+		t.Run(dtype, func(t *testing.T) {
+			b := newRig(t)
+			ds := filepath.Join(b.dir, "ds")
+			daemon := b.tap("--out", ds, "--once", "--states", "2,4,5,6,8", "--probe-every", "1")
+			engine := b.drive("generate", "--count", "4", "--new", "24", "--dtype", dtype)
+			engine.succeed(t, 5*time.Minute)
+			daemon.succeed(t, time.Minute)
+			// Not 0.9999: the engine's own arithmetic has eight bits or eleven.
+			b.likeNative(ds, last[driven](t, engine).Served, map[string]float64{"bfloat16": 0.98, "float16": 0.9999}[dtype])
+		})
+	}
+}
+
+func TestUnderLoadNothingIsMixedAndCountsAreEqual(t *testing.T) {
+	b := newRig(t)
+	ds := filepath.Join(b.dir, "ds")
+	daemon := b.tap("--out", ds, "--once", "--states", "2,4,5,6,8")
+	// 128 rows of ring: requests wait for credit all the time.
+	engine := b.drive("load", "--count", "64", "--ring-bytes", "659456")
+	engine.succeed(t, 5*time.Minute)
+	if code := daemon.exit(t, time.Minute); code != exitPartial {
+		t.Fatalf("exit %d, want %d: %s", code, exitPartial, lastLines(daemon))
+	}
+	got := last[driven](t, engine)
+	if got.Daemon == nil || *got.Daemon != got.Engine {
+		t.Errorf("counts: engine %+v, daemon %+v", got.Engine, got.Daemon)
+	}
+	e := got.Engine
+	if e.Begun != 64 || e.Aborted != int64(len(got.GivenUp)) || e.Begun != e.Finished+e.Aborted+e.Shed || e.Aborted < 5 {
+		t.Errorf("counts: %+v, %d given up, %d served", e, len(got.GivenUp), len(got.Served))
+	}
+	t.Logf("64 threads in %.1f s: %+v", got.Seconds, e)
+	stored := b.query(ds, "SELECT count(*) FROM sequences")
+	stones := b.query(ds, `SELECT "check", count(*) FROM faults GROUP BY ALL ORDER BY ALL`)
+	t.Logf("stored %q, faults %q", stored, stones)
+	if want := fmt.Sprintf("\n%d", e.Finished); !strings.HasSuffix(stored, want) {
+		t.Errorf("stored %q, finished %d", stored, e.Finished)
+	}
+	if !strings.Contains(stones, fmt.Sprintf("aborted,%d", e.Aborted)) {
+		t.Errorf("tombstones %q, aborted %d", stones, e.Aborted)
+	}
+	if e.Shed == 0 {
+		b.likeNative(ds, got.Served, 0.9999)
+	}
+}
+
+func TestAFrozenDaemonCostsOneDeadlineAndShedsExactly(t *testing.T) {
+	b := newRig(t)
+	ds := filepath.Join(b.dir, "ds")
+	daemon := b.tap("--out", ds, "--once", "--states", "2,4,5,6,8")
+	engine := b.drive("load", "--count", "48", "--ring-bytes", "659456")
+	b.until(engine, daemon, func() bool { return strings.Contains(daemon.log.String(), "engine transformers") })
+	time.Sleep(500 * time.Millisecond)
+	daemon.signal(syscall.SIGSTOP)
+	time.Sleep(3 * time.Second)
+	daemon.signal(syscall.SIGCONT)
+	engine.succeed(t, 5*time.Minute)
+	if code := daemon.exit(t, time.Minute); code != exitPartial {
+		t.Fatalf("exit %d, want %d: %s", code, exitPartial, lastLines(daemon))
+	}
+	got := last[driven](t, engine)
+	e := got.Engine
+	if got.Daemon == nil || *got.Daemon != e || e.Shed == 0 || e.Begun != e.Finished+e.Aborted+e.Shed {
+		t.Errorf("counts: engine %+v, daemon %+v; some must be shed", e, got.Daemon)
+	}
+	faults := b.query(ds, `SELECT "check", count(*) FROM faults GROUP BY ALL ORDER BY ALL`)
+	t.Logf("%+v; faults %q; stored %q", e, faults, b.query(ds, "SELECT count(*), sum(length) FROM sequences"))
+	if !strings.Contains(faults, fmt.Sprintf("shed,%d", e.Shed)) {
+		t.Errorf("tombstones %q, shed %d", faults, e.Shed)
+	}
+}
+
+// until waits for something while two processes run.
+func (b *rig) until(engine, daemon *process, ok func() bool) {
+	b.t.Helper()
+	for end := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) || !engine.running() {
+			b.t.Fatalf("it did not come to that:\nengine: %s\ndaemon: %s", lastLines(engine), lastLines(daemon))
+		}
+	}
+}
+
+// beat is what an engine that serves forever says of a batch.
+type beat struct {
+	N                 int
+	TokensPerSecond   float64 `json:"tokens_per_second"`
+	Connected, Mapped bool
+	Counts            tapCounts
+}
+
+func TestAKilledDaemonDoesNotStopServingAndANewOneGoesOn(t *testing.T) {
+	b := newRig(t)
+	ds := filepath.Join(b.dir, "ds")
+	args := []string{"--out", ds, "--states", "2,4,5,6,8"}
+	daemon := b.tap(args...)
+	engine := b.drive("forever", "--batch", "4", "--new", "16")
+	at := func(n int) func() bool {
+		return func() bool { return strings.Contains(engine.log.String(), fmt.Sprintf(`"n": %d,`, n)) }
+	}
+	b.until(engine, daemon, at(2))
+	with := last[beat](t, engine)
+	daemon.kill()
+	b.until(engine, daemon, at(with.N+4))
+	without := last[beat](t, engine)
+	if without.Connected || without.Mapped || without.Counts.Lost == 0 {
+		t.Errorf("after the daemon's death: %+v; want no connection, no mapping, and what was open counted", without)
+	}
+	again := b.tap(args...)
+	b.until(engine, again, func() bool { return last[beat](t, engine).Connected })
+	n := last[beat](t, engine).N
+	b.until(engine, again, at(n+3))
+	t.Logf("tokens/s with the daemon %.0f, without %.0f, with the next one %.0f", with.TokensPerSecond, without.TokensPerSecond, last[beat](t, engine).TokensPerSecond)
+	again.signal(syscall.SIGINT)
+	if code := again.exit(t, time.Minute); code != exitPartial && code != exitOK {
+		t.Fatalf("exit %d: %s", code, lastLines(again))
+	}
+	engine.kill()
+	got := b.query(ds, fmt.Sprintf("SELECT count(*) FROM sequences WHERE split_part(seq_id, '-', 2)::INT > %d", without.N))
+	if strings.HasSuffix(got, "\n0") {
+		t.Errorf("nothing was captured after the new daemon came: %s", got)
+	}
+	whole := b.query(ds, "SELECT count(*) FROM (SELECT seq_id, any_value(s.length) AS n, count(*) AS rows FROM sequences s JOIN states USING (seq_id) GROUP BY seq_id HAVING rows != 5 * n)")
+	if !strings.HasSuffix(whole, "\n0") {
+		t.Errorf("sequences that are not whole: %s", whole)
+	}
+}
+
+func TestAKilledEngineLeavesTombstonesAndNoMapping(t *testing.T) {
+	b := newRig(t)
+	ds := filepath.Join(b.dir, "ds")
+	daemon := b.tap("--out", ds, "--states", "2,4,5,6,8")
+	engine := b.drive("forever", "--batch", "4", "--new", "64")
+	b.until(engine, daemon, func() bool { return strings.Contains(engine.log.String(), `"n": 0,`) })
+	mapped := func() bool {
+		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", daemon.cmd.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bytes.Contains(maps, []byte("memfd:draftscope-tap"))
+	}
+	if !mapped() {
+		t.Fatal("the daemon has no ring mapped while the engine serves")
+	}
+	time.Sleep(300 * time.Millisecond) // into the next batch
+	engine.kill()
+	for end := time.Now().Add(10 * time.Second); mapped(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the daemon still maps a dead engine's ring")
+		}
+	}
+	time.Sleep(time.Second)
+	daemon.signal(syscall.SIGINT)
+	if code := daemon.exit(t, time.Minute); code != exitPartial {
+		t.Fatalf("exit %d, want %d: %s", code, exitPartial, lastLines(daemon))
+	}
+	got := b.query(ds, `SELECT "check", count(*) FROM faults GROUP BY ALL`)
+	t.Logf("%s\n%s", got, lastLines(daemon))
+	if !strings.Contains(got, "disconnected,4") {
+		t.Errorf("tombstones: %q, want 4 disconnected", got)
+	}
+}
+
+func TestAWrongClaimIsCaughtBeforeAnythingIsStored(t *testing.T) {
+	for _, tt := range []struct{ lie, dtype, says string }{
+		{"plus", "float32", "state 4: it is state 5"},
+		{"minus", "float32", "state 4: it is state 3"},
+		{"postnorm", "float32", "state 8: it is the last state after the final norm"},
+		{"swap", "float32", "state 4: it is state 6"},
+		{"bits", "bfloat16", "its bytes are bf16, sent as f16"},
+		{"bits", "float16", "its bytes are f16, sent as bf16"},
+		{"prefix", "float32", "it is none of the target's states"},
+	} {
+		t.Run(tt.lie+" "+tt.dtype, func(t *testing.T) {
+			b := newRig(t)
+			ds := filepath.Join(b.dir, "ds")
+			daemon := b.tap("--out", ds, "--once", "--states", "all")
+			engine := b.drive("generate", "--count", "2", "--new", "24", "--lie", tt.lie, "--dtype", tt.dtype)
+			if code := daemon.exit(t, 5*time.Minute); code != exitUsage || !strings.Contains(daemon.log.String(), tt.says) {
+				t.Fatalf("exit %d, want %d and %q:\n%s", code, exitUsage, tt.says, lastLines(daemon))
+			}
+			engine.succeed(t, 2*time.Minute)
+			if got := last[driven](t, engine); got.Refused == nil {
+				t.Error("the engine was not told")
+			}
+			if got := b.query(ds, "SELECT count(*) FROM sequences"); !strings.HasSuffix(got, "\n0") {
+				t.Errorf("stored all the same: %s", got)
+			}
+			for line := range strings.SplitSeq(daemon.log.String(), "\n") {
+				if strings.Contains(line, tt.says) && strings.HasPrefix(line, "draftscope:") {
+					t.Logf("%.300s", line)
+				}
+			}
+		})
+	}
+}
+
+func lastLines(p *process) string {
+	lines := strings.Split(strings.TrimSpace(p.log.String()), "\n")
+	return strings.Join(lines[max(0, len(lines)-15):], "\n")
+}
