@@ -61,6 +61,10 @@ func (c *dflashContext) Extend(taps []cuda.Tensor) error {
 			return fmt.Errorf("extending a context: %w: a tap of %d x %d, want %d x %d", cuda.ErrShape, t.Rows, t.Cols, taps[0].Rows, m.spec.Hidden)
 		}
 	}
+	// All the room at once: on a GPU, taking memory waits for the work before.
+	if err := c.grow(c.rows + taps[0].Rows); err != nil {
+		return fmt.Errorf("extending a context: %w", err)
+	}
 	for lo := 0; lo < taps[0].Rows; lo += extendRows {
 		if err := c.extend(taps, lo, min(lo+extendRows, taps[0].Rows)); err != nil {
 			return fmt.Errorf("extending a context: %w", err)
@@ -72,9 +76,6 @@ func (c *dflashContext) Extend(taps []cuda.Tensor) error {
 // extend appends rows lo..hi-1 of the taps.
 func (c *dflashContext) extend(taps []cuda.Tensor, lo, hi int) error {
 	m, n := c.model, hi-lo
-	if err := c.grow(c.rows + n); err != nil {
-		return err
-	}
 	o := ops{dev: m.dev}
 	ctx := m.scratch.tensor(&o, "ctx", n, m.spec.Hidden)
 	for p, w := range m.fc {

@@ -32,7 +32,12 @@ type world struct {
 
 func newWorld(tb testing.TB) *world {
 	tb.Helper()
-	dev := backendtest.Open(tb)
+	return newWorldOn(tb, backendtest.Open(tb))
+}
+
+// newWorldOn opens the world on dev, and closes dev in the end.
+func newWorldOn(tb testing.TB, dev cuda.Device) *world {
+	tb.Helper()
 	tb.Cleanup(func() {
 		if err := dev.Close(); err != nil {
 			tb.Error(err)

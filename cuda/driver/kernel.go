@@ -128,7 +128,7 @@ func (c *Card) Launch(k *Kernel, g Grid, args ...any) error {
 	c.recent = append(c.recent, k.name)
 	grid, block := dims(g.Blocks), dims(g.Threads)
 	return failed(C.launch(k.c(), &grid[0], &block[0], C.uint(g.Shared), c.c(), (*C.char)(unsafe.Pointer(unsafe.SliceData(data))),
-		(*C.uint)(unsafe.SliceData(offsets)), C.int(len(args))), "launching %s, %v blocks of %v threads", k.name, g.Blocks, g.Threads)
+		unsafe.SliceData(offsets), C.int(len(args))), "launching %s, %v blocks of %v threads", k.name, g.Blocks, g.Threads)
 }
 
 func dims(d [3]int) (out [3]C.uint) {

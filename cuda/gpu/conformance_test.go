@@ -26,3 +26,13 @@ func must(t testing.TB, err error) {
 		t.Fatal(err)
 	}
 }
+
+func TestTheBackendPassesTheSuiteInBF16(t *testing.T) {
+	bf16 := func(t testing.TB) cuda.Device {
+		return backendtest.OpenGPU(t, gpu.Config{Precision: gpu.BF16})
+	}
+	d := bf16(t)
+	t.Log(d.Name())
+	must(t, d.Close())
+	backendtest.RunBF16(t, bf16)
+}

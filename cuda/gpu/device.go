@@ -23,7 +23,8 @@ const maxValues = 1 << 40
 type Device struct {
 	card      *driver.Card
 	precision Precision
-	width     int // bytes of a value
+	width     int          // bytes of a value
+	blas      *driver.BLAS // nil in float32, and where the machine has none
 	host      staging
 	params    params
 	rooms     map[string]*room
@@ -60,13 +61,25 @@ func (d *Device) prepare() (err error) {
 	if d.host, err = newStaging(d.card); err != nil {
 		return err
 	}
-	d.params, err = newParams(d.card)
+	if d.params, err = newParams(d.card); err != nil || d.precision == F32 {
+		return err
+	}
+	if d.blas, err = d.card.OpenBLAS(); errors.Is(err, driver.ErrNoBLAS) {
+		return nil // bf16 products then take the plain kernel; Name says so
+	}
 	return err
 }
 
 // Name implements [cuda.Device].
 func (d *Device) Name() string {
-	return fmt.Sprintf("cuda %s (%s, driver for CUDA %s)", d.precision, d.card.Name, d.card.Driver)
+	kind := d.precision.String()
+	switch {
+	case d.blas != nil:
+		kind += fmt.Sprintf(" sm_%d%d cublaslt", d.card.Major, d.card.Minor)
+	case d.precision == BF16:
+		kind += fmt.Sprintf(" sm_%d%d without cublaslt", d.card.Major, d.card.Minor)
+	}
+	return fmt.Sprintf("cuda %s (%s, driver for CUDA %s)", kind, d.card.Name, d.card.Driver)
 }
 
 // Close implements [cuda.Device]. A second call does nothing.
@@ -74,6 +87,9 @@ func (d *Device) Close() (err error) {
 	d.closed.Do(func() {
 		err = d.card.Do(func() error {
 			errs := []error{d.card.Wait(), d.host.close(), d.params.close()}
+			if d.blas != nil {
+				errs = append(errs, d.blas.Close())
+			}
 			for _, r := range d.rooms {
 				if r.at != 0 {
 					errs = append(errs, d.card.Free(r.at))

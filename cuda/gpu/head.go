@@ -49,9 +49,16 @@ func (d *Device) Head(args cuda.HeadArgs) (cuda.HeadResult, error) {
 		kinds = 2
 	}
 	run := max(1, min(rows, headRows, headLogits/(4*kinds*vocab), headTop/max(args.K, 1)))
+	if d.fastHead(h) {
+		run = fastRun(h)
+	}
 	err = d.card.Do(func() error {
 		for lo := 0; lo < rows; lo += run {
-			if err := d.head(h, lo, min(lo+run, rows)); err != nil {
+			one := d.head
+			if d.fastHead(h) {
+				one = d.headFast
+			}
+			if err := one(h, lo, min(lo+run, rows)); err != nil {
 				return err
 			}
 		}
@@ -126,12 +133,13 @@ func (d *Device) head(h *heading, lo, hi int) error {
 // reduction of its rows, in rooms named after who.
 func (d *Device) reduce(who string, states, weight matrix, k int, labels []int32) (r reduced, err error) {
 	n, vocab := states.rows, weight.rows
+	stride := ceil(vocab, 8) * 8
 	for _, part := range []struct {
 		name  string
 		bytes int
 		to    *driver.Ptr
 	}{
-		{"logits", n * vocab * 4, &r.logits.at},
+		{"logits", n * stride * 4, &r.logits.at},
 		{"top", n * 4, &r.top},
 		{"log sum", n * 8, &r.logSum},
 		{"ids", n * k * 4, &r.ids},
@@ -146,12 +154,8 @@ func (d *Device) reduce(who string, states, weight matrix, k int, labels []int32
 			return r, fmt.Errorf("making room for the %s of %d rows: %w", part.name, n, err)
 		}
 	}
-	r.logits.rows, r.logits.cols, r.logits.stride = n, vocab, vocab
-	kind := "gemm"
-	if d.precision == BF16 {
-		kind = "logits"
-	}
-	if err := d.product(kind, r.logits, states, weight, false); err != nil {
+	r.logits.rows, r.logits.cols, r.logits.stride = n, vocab, stride
+	if err := d.product(r.logits, states, weight, false, true); err != nil {
 		return r, err
 	}
 	at := make([]driver.Ptr, 1)
@@ -161,7 +165,7 @@ func (d *Device) reduce(who string, states, weight matrix, k int, labels []int32
 		}
 	}
 	return r, d.launch("head", "head_reduce", driver.Grid{Blocks: [3]int{n}, Threads: [3]int{256}},
-		r.logits.at, vocab, vocab, k, at[0], r.top, r.logSum, r.ids, r.values, r.labelLogit, r.rank)
+		r.logits.at, stride, vocab, k, at[0], r.top, r.logSum, r.ids, r.values, r.labelLogit, r.rank)
 }
 
 // losses starts the divergences of draft rows from their target rows. The
@@ -207,11 +211,10 @@ func (d *Device) losses(h *heading, draft reduced, targetRow []int32) (driver.Pt
 	if err != nil {
 		return 0, err
 	}
-	vocab := draft.logits.cols
 	loss := func(i int) driver.Ptr { return out + driver.Ptr(i*n*4) }
 	return out, d.launch("head", "head_losses", driver.Grid{Blocks: [3]int{n}, Threads: [3]int{256}},
-		draft.logits.at, vocab, draft.top, draft.logSum, target.logits.at, vocab, target.top, target.logSum,
-		at[0], vocab, loss(0), loss(1), loss(2), loss(3))
+		draft.logits.at, draft.logits.stride, draft.top, draft.logSum, target.logits.at, target.logits.stride, target.top, target.logSum,
+		at[0], draft.logits.cols, loss(0), loss(1), loss(2), loss(3))
 }
 
 // fetched is a dense array to be read back.
