@@ -85,8 +85,8 @@ __device__ __forceinline__ void copy_box(uint32_t dst, const void* map, int col,
 // place, and counts at the same barrier of each.
 __device__ __forceinline__ void copy_box_both(uint32_t dst, const void* map, int col, int row, uint32_t bar) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], "
-      "%5;" ::"r"(dst),
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%2, %3}], [%4], %5;" ::"r"(dst),
       "l"(map), "r"(col), "r"(row), "r"(bar), "h"((uint16_t)3)
       : "memory");
 }
@@ -140,6 +140,13 @@ __device__ __forceinline__ void fewer_registers() {
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// one_above is 1 where a > b, else 0, in one instruction.
+__device__ __forceinline__ float one_above(float a, float b) {
+  float y;
+  asm("set.gt.f32.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
 

@@ -145,7 +145,7 @@ struct Lt {
     if (!lib) fprintf(stderr, "loading cublasLt: %s\n", dlerror()), exit(1);
     CHECK(LT(cublasLtCreate)(&handle));
   }
-  Plan plan(const void* a, const void* w, void* out, int64_t m, int64_t n, int64_t k, bool add, int candidates = 8, int64_t ldo = 0) {
+  Plan plan(const void* a, const void* w, void* out, int64_t m, int64_t n, int64_t k, bool add, int candidates = 8, int64_t ldo = 0, cudaDataType type = CUDA_R_16BF) {
     Plan p;
     p.add = add;
     if (ldo == 0) ldo = n;
@@ -155,7 +155,7 @@ struct Lt {
     // Column-major: outᵀ[N,M] = w[K,N]ᵀ · a[K,M].
     CHECK(LT(cublasLtMatrixLayoutCreate)(&p.w, CUDA_R_16BF, k, n, k));
     CHECK(LT(cublasLtMatrixLayoutCreate)(&p.a, CUDA_R_16BF, k, m, k));
-    CHECK(LT(cublasLtMatrixLayoutCreate)(&p.out, CUDA_R_16BF, n, m, ldo));
+    CHECK(LT(cublasLtMatrixLayoutCreate)(&p.out, type, n, m, ldo));
     cublasLtMatmulPreference_t pref;
     CHECK(LT(cublasLtMatmulPreferenceCreate)(&pref));
     size_t most = workspace.n;
