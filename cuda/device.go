@@ -102,10 +102,15 @@ type AttentionArgs struct {
 	CtxK, CtxV Tensor // [S, KVHeads*HeadDim]; may be zero
 	BlkK, BlkV Tensor // [R, KVHeads*HeadDim]; may be zero
 	Spans      []Span // one a query row
-	QHeads     int
-	KVHeads    int
-	HeadDim    int
-	Scale      float32
+	// Block is how many query rows always come together, as those of a draft
+	// block do, the first of them at a multiple of Block; 0 promises nothing.
+	// It changes no meaning: a backend may use it to share work among rows
+	// that share every call anyway.
+	Block   int
+	QHeads  int
+	KVHeads int
+	HeadDim int
+	Scale   float32
 }
 
 // DeltaArgs are the operands of [Device.DeltaRule], the gated delta rule of

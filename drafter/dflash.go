@@ -201,7 +201,7 @@ func (c *dflashContext) draft(anchors, tokens []int32) (cuda.Tensor, error) {
 		mixed := s.tensor(&o, "mixed", rows, q.Cols)
 		ctxK, ctxV := c.layer(i, 0, c.rows)
 		o.attention(mixed, cuda.AttentionArgs{
-			Q: q, CtxK: ctxK, CtxV: ctxV, BlkK: k, BlkV: v, Spans: spans,
+			Q: q, CtxK: ctxK, CtxV: ctxV, BlkK: k, BlkV: v, Spans: spans, Block: b,
 			QHeads: m.spec.Heads, KVHeads: m.spec.KVHeads, HeadDim: m.spec.HeadDim,
 			Scale: float32(1 / math.Sqrt(float64(m.spec.HeadDim))),
 		})

@@ -172,7 +172,7 @@ func (d *Device) fastParams(h *heading, lo, hi int, hidden, target matrix, targe
 		if i == 2 && h.Losses == 0 {
 			continue
 		}
-		if maps[i], err = driver.TensorMap(operand(m)); err != nil {
+		if maps[i], err = driver.TensorMap(operand(m), 64); err != nil {
 			return s, err
 		}
 	}
