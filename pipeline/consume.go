@@ -155,7 +155,7 @@ func (r *reader) read(ctx context.Context) error {
 			return err
 		}
 		if !errors.Is(err, errIrregular) && !errors.Is(err, errRestarted) {
-			return fmt.Errorf("reading partition %d of %s: %w", r.partition, r.route.stream, err)
+			return fmt.Errorf("reading partition %d of %s: %w", r.partition, r.route.stream, explained(err))
 		}
 		r.run.log.Debug("starting again behind the last acknowledged message", "stream", r.route.stream, "role", r.role, "partition", r.partition, "why", err)
 		if err := r.handler.settle(ctx); err != nil {

@@ -26,6 +26,8 @@ var (
 	ErrRefused = errors.New("refused by the NATS server")
 	// ErrAnotherWriter marks a run that a second process is working on.
 	ErrAnotherWriter = errors.New("another process works on this run")
+	// ErrStreamGone marks a stream that was there and is not any more.
+	ErrStreamGone = errors.New("a stream of the run is gone from the server: somebody deleted it, or the server lost its store; what is in the dataset is kept, and the same command captures the rest again")
 	// ErrOrder marks a Source that breaks its contract.
 	ErrOrder = errors.New("source mixes sequences")
 	// ErrIncomplete marks a run that ended with fewer sequences stored or

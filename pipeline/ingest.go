@@ -64,7 +64,7 @@ func (s *Session) Store(ctx context.Context, newSink func(Origin) (Sink, error))
 		case errors.Is(err, errLeaseLost), errors.Is(err, ErrAnotherWriter):
 			s.cfg.Logger.Warn("another process stores the run; waiting for it to end", "run", s.cfg.Run)
 		default:
-			return err
+			return s.explain(ctx, err)
 		}
 	}
 }
@@ -85,7 +85,7 @@ func (s *Session) turn(ctx context.Context, book *leases) (*lease, error) {
 		}
 		if err == nil && !waiting {
 			waiting = true
-			s.cfg.Logger.Info("another process stores the run, or did until a moment ago; waiting", "run", s.cfg.Run)
+			s.cfg.Logger.Warn("another process stores the run, or did until a moment ago; waiting", "run", s.cfg.Run)
 		}
 		select {
 		case <-time.After(s.cfg.LeaseTTL / 10):
@@ -158,20 +158,25 @@ func (v *invocation) store(ctx context.Context, book *leases, held *lease, newSi
 // and says when it is time to stop.
 func (st *storing) recruit(ctx context.Context, g *errgroup.Group) error {
 	v := st.run
+	patience := waiting{log: v.log}
 	for n := 0; ; n++ {
 		err := st.look(ctx, g)
 		if err == nil && n%4 == 3 { // not so often that files become small
 			err = st.press(ctx)
 		}
 		if err == nil && v.cfg.Once {
-			var done bool
-			if done, err = v.Stored(ctx); done {
+			var missing string
+			if missing, err = v.toStore(ctx); missing == "" && err == nil {
 				close(st.stop)
 				return nil
 			}
+			patience.tell(missing)
 		}
 		if err != nil && !outage(err) {
 			return err
+		}
+		if err != nil {
+			patience.tell("the server to answer: " + err.Error())
 		}
 		wait := 500 * time.Millisecond
 		if n < 10 {

@@ -19,6 +19,10 @@ const (
 	codeWrongLastSeqNow jetstream.ErrorCode = 10164
 	codeIDInProcess     jetstream.ErrorCode = 10158
 	codeStoreFailed     jetstream.ErrorCode = 10077
+	codeNoResources     jetstream.ErrorCode = 10023
+	codeNoStreamStore   jetstream.ErrorCode = 10049
+	codeNoReaderStore   jetstream.ErrorCode = 10012
+	codeNoStorage       jetstream.ErrorCode = 10047
 	codeTooManyRequests jetstream.ErrorCode = 10167
 	codeClusterNotAvail jetstream.ErrorCode = 10008
 )
@@ -43,6 +47,7 @@ func (p *publisher) mend(ctx context.Context, cause error, failing time.Time) er
 	if time.Since(failing) > patience {
 		return fmt.Errorf("%w for %s: %w; if its disk is full, free some space and run again: what is stored is kept", ErrRefused, patience, cause)
 	}
+	p.patience.tell("the server to take what is published to " + p.route.name() + ": " + cause.Error())
 	pause := min(max(time.Since(failing)/4, 2*time.Millisecond), 500*time.Millisecond)
 	select {
 	case <-time.After(pause):
@@ -188,4 +193,14 @@ func hopeless(cause error) error {
 		return nil
 	}
 	return fmt.Errorf("%w: %w; if its disk or its account is full, free some space and run again: what is stored is kept", ErrRefused, cause)
+}
+
+// explained says what to do about an answer that has to do with the server's
+// disk; any other error stays what it is.
+func explained(err error) error {
+	switch apiCode(err) {
+	case codeNoResources, codeNoStorage, codeStoreFailed, codeNoStreamStore, codeNoReaderStore:
+		return hopeless(err)
+	}
+	return err
 }

@@ -58,10 +58,11 @@ type publisher struct {
 	enc    *encoder
 	quota  *quota
 
-	window chan struct{}
-	wake   chan struct{}
-	failed chan struct{} // closed when err is set
-	err    error
+	window   chan struct{}
+	wake     chan struct{}
+	patience waiting
+	failed   chan struct{} // closed when err is set
+	err      error
 
 	mu      sync.Mutex
 	queue   []*outgoing // sent or to be sent, not confirmed
@@ -81,10 +82,11 @@ func newPublisher(ctx context.Context, cfg Config, to route, nc *nats.Conn, js j
 	}
 	p := &publisher{
 		cfg: cfg, route: to, nc: nc, js: js, stream: stream,
-		enc:    newEncoder(cfg.Allocator, cfg.Window+1),
-		window: make(chan struct{}, cfg.Window),
-		wake:   make(chan struct{}, 1),
-		failed: make(chan struct{}),
+		enc:      newEncoder(cfg.Allocator, cfg.Window+1),
+		window:   make(chan struct{}, cfg.Window),
+		wake:     make(chan struct{}, 1),
+		patience: waiting{log: cfg.Logger},
+		failed:   make(chan struct{}),
 
 		lastSeq: stream.CachedInfo().State.LastSeq,
 		number:  stream.CachedInfo().State.LastSeq,
@@ -295,6 +297,7 @@ func (p *publisher) serve(ctx context.Context, stop <-chan struct{}) error {
 		}
 		if p.lastID != before { // some of it had got through
 			failing = time.Time{}
+			p.patience.tell("")
 		}
 	}
 }

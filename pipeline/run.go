@@ -98,7 +98,7 @@ func (s *Session) Run(ctx context.Context, src Source, newStage NewStage, newSin
 		if ctx.Err() != nil {
 			err = fmt.Errorf("run %s stopped before its end, run it again to go on: %w", s.cfg.Run, err)
 		}
-		return sum, err
+		return sum, s.explain(ctx, err)
 	}
 	if s.cfg.Keep == KeepNever || s.cfg.Keep == KeepDefault && s.srv != nil {
 		return sum, s.DeleteStreams(ctx)

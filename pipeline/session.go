@@ -93,11 +93,13 @@ func (s *Session) outage() time.Duration {
 
 // patiently calls ask again while the server is away, or a cluster elects.
 func (s *Session) patiently(ctx context.Context, ask func(context.Context) error) error {
+	patience := waiting{log: s.cfg.Logger}
 	for start := time.Now(); ; {
 		err := ask(ctx)
 		if err == nil || !outage(err) || ctx.Err() != nil || time.Since(start) > s.cfg.OutageTimeout {
-			return err
+			return explained(err)
 		}
+		patience.tell("the server to answer: " + err.Error())
 		select {
 		case <-time.After(200 * time.Millisecond):
 		case <-ctx.Done():
@@ -117,6 +119,23 @@ func (s *Session) reconnected() <-chan struct{} {
 func (s *Session) Progress() Progress { return s.progress.Load().snapshot() }
 
 func (s *Session) counters() *counters { return s.progress.Load() }
+
+// explain says so when the run's capture stream is gone: its readers and
+// publishers only see that nobody answers, or that a consumer is not theirs.
+func (s *Session) explain(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() != nil || errors.Is(err, ErrStreamGone) {
+		return err
+	}
+	if !errors.Is(err, jetstream.ErrStreamNotFound) && !errors.Is(err, ErrRefused) && !errors.Is(err, ErrAnotherWriter) && !outage(err) {
+		return err
+	}
+	ask, cancel := context.WithTimeout(ctx, s.cfg.ConnectTimeout)
+	defer cancel()
+	if _, gone := s.js.Stream(ask, StreamName(s.cfg.Run, CaptureStream)); !errors.Is(gone, jetstream.ErrStreamNotFound) {
+		return err
+	}
+	return fmt.Errorf("%w (%w)", ErrStreamGone, err)
+}
 
 // DeleteStreams forgets all that the run left in the server. What is not in a
 // sink by then is lost.

@@ -37,7 +37,7 @@ func (s *Session) Publish(ctx context.Context, src Source) (Summary, error) {
 	if err != nil && ctx.Err() != nil {
 		err = fmt.Errorf("source of run %s stopped before its end: %w", s.cfg.Run, err)
 	}
-	return sum, err
+	return sum, s.explain(ctx, err)
 }
 
 func (v *invocation) publishAll(ctx context.Context, src Source) (drained bool, err error) {

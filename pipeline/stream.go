@@ -100,7 +100,7 @@ func openStream(ctx context.Context, js jetstream.JetStream, cfg Config, to rout
 		_, err = js.UpdateStream(ctx, want)
 	}
 	if err != nil {
-		return fmt.Errorf("creating stream %s: %w", to.name(), err)
+		return fmt.Errorf("creating stream %s: %w", to.name(), explained(err))
 	}
 	return nil
 }

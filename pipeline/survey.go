@@ -132,65 +132,68 @@ func (s *Session) Survey(ctx context.Context) (Survey, error) {
 }
 
 // ends are the numbers of the markers with which the source has ended the
-// run on each partition. It returns nil while one is missing, and while the
-// source is not done.
-func (s *Session) ends(ctx context.Context, capture jetstream.Stream) ([]uint64, error) {
+// run on each partition. While one is missing, and while the source is not
+// done, it says what is to be waited for.
+func (s *Session) ends(ctx context.Context, capture jetstream.Stream) (ends []uint64, missing string, err error) {
 	n, err := strconv.Atoi(capture.CachedInfo().Config.Metadata[metaPartitions])
 	if err != nil {
-		return nil, fmt.Errorf("%w: stream %s was not made by draftscope", ErrConfig, capture.CachedInfo().Config.Name)
+		return nil, "", fmt.Errorf("%w: stream %s was not made by draftscope", ErrConfig, capture.CachedInfo().Config.Name)
 	}
 	if more, err := s.unfinished(ctx); more || err != nil {
-		return nil, err
+		return nil, "the source to end the run", err
 	}
-	ends := make([]uint64, n)
+	ends = make([]uint64, n)
 	for p := range n {
 		m, err := capture.GetLastMsgForSubject(ctx, Subject(s.cfg.Run, CaptureStream, p))
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			return nil, nil
+		if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
+			return nil, "", err
 		}
-		if err != nil {
-			return nil, err
-		}
-		if kind(m.Header.Get(hdrKind)) != kindEndOfRun {
-			return nil, nil
+		if err != nil || kind(m.Header.Get(hdrKind)) != kindEndOfRun {
+			return nil, fmt.Sprintf("the source's end of partition %d", p), nil
 		}
 		ends[p] = m.Sequence
 	}
-	return ends, nil
+	return ends, "", nil
 }
 
-// upTo says that role has acknowledged everything up to ends.
-func upTo(floors map[roleAt]uint64, role string, ends []uint64) bool {
+// upTo says what role has not acknowledged up to ends; nothing if it has all.
+func upTo(floors map[roleAt]uint64, role string, ends []uint64) (missing string) {
 	for p, end := range ends {
-		if floors[roleAt{role, p}] < end {
-			return false
+		if floor := floors[roleAt{role, p}]; floor < end {
+			return fmt.Sprintf("the acks of %s on partition %d of the capture, at message %d of %d", role, p, floor, end)
 		}
 	}
-	return true
+	return ""
 }
 
 // over is where the source's last run ended in each partition of the capture,
-// and how far each of its readers has come; nil ends while it goes on.
-func (s *Session) over(ctx context.Context) (ends []uint64, floors map[roleAt]uint64, err error) {
+// and how far each of its readers has come; while it goes on, what is missing.
+func (s *Session) over(ctx context.Context) (ends []uint64, floors map[roleAt]uint64, missing string, err error) {
 	capture, err := s.js.Stream(ctx, StreamName(s.cfg.Run, CaptureStream))
 	if err != nil {
-		return nil, nil, fmt.Errorf("looking whether run %s is over: %w", s.cfg.Run, err)
+		return nil, nil, "", fmt.Errorf("looking whether run %s is over: %w", s.cfg.Run, err)
 	}
-	if ends, err = s.ends(ctx, capture); ends == nil || err != nil {
-		return nil, nil, err
+	if ends, missing, err = s.ends(ctx, capture); missing != "" || err != nil {
+		return nil, nil, missing, err
 	}
 	floors, err = consumerFloors(ctx, capture)
-	return ends, floors, err
+	return ends, floors, "", err
 }
 
 // Drafted says that the source has ended and the group's results of
 // everything it published are in the server.
 func (s *Session) Drafted(ctx context.Context, group string) (bool, error) {
+	missing, err := s.toDraft(ctx, group)
+	return missing == "" && err == nil, err
+}
+
+// toDraft says what is missing until a group has drafted on everything.
+func (s *Session) toDraft(ctx context.Context, group string) (missing string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.ConnectTimeout)
 	defer cancel()
-	ends, floors, err := s.over(ctx)
-	if ends == nil || err != nil {
-		return false, err
+	ends, floors, missing, err := s.over(ctx)
+	if missing != "" || err != nil {
+		return missing, err
 	}
 	return upTo(floors, roleOf(group), ends), nil
 }
@@ -198,36 +201,45 @@ func (s *Session) Drafted(ctx context.Context, group string) (bool, error) {
 // Stored says that the source has ended, and that everything it published and
 // all results of every group, and of [Config.Groups] at least, are stored.
 func (s *Session) Stored(ctx context.Context) (bool, error) {
+	missing, err := s.toStore(ctx)
+	return missing == "" && err == nil, err
+}
+
+// toStore says what is missing until everything is stored.
+func (s *Session) toStore(ctx context.Context) (missing string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.ConnectTimeout)
 	defer cancel()
-	ends, floors, err := s.over(ctx)
-	if ends == nil || err != nil {
-		return false, err
+	ends, floors, missing, err := s.over(ctx)
+	if missing != "" || err != nil {
+		return missing, err
 	}
-	if !upTo(floors, roleStore, ends) {
-		return false, nil
+	if missing = upTo(floors, roleStore, ends); missing != "" {
+		return missing, nil
 	}
 	groups, err := s.Groups(ctx)
 	if err != nil {
-		return false, err
+		return "", err
 	}
 	if len(groups) < s.cfg.Groups {
-		return false, nil
+		return fmt.Sprintf("%d groups of workers, %d have come", s.cfg.Groups, len(groups)), nil
 	}
 	for _, g := range groups {
-		if !upTo(floors, roleOf(g.Name), ends) {
-			return false, nil
+		if missing = upTo(floors, roleOf(g.Name), ends); missing != "" {
+			return missing, nil
 		}
 		for p := range ends {
 			results, err := s.js.Stream(ctx, GroupStreamName(s.cfg.Run, g.Name, p))
 			if err != nil {
-				return false, err
+				return "", err
 			}
 			done, err := consumerFloors(ctx, results)
-			if err != nil || done[roleAt{roleStore, p}] < results.CachedInfo().State.LastSeq {
-				return false, err
+			if err != nil {
+				return "", err
+			}
+			if floor, last := done[roleAt{roleStore, p}], results.CachedInfo().State.LastSeq; floor < last {
+				return fmt.Sprintf("the store's acks of the results of group %s on partition %d, at message %d of %d", g.Name, p, floor, last), nil
 			}
 		}
 	}
-	return true, nil
+	return "", nil
 }

@@ -73,7 +73,7 @@ func (s *Session) Work(ctx context.Context, group string, newStage NewStage) err
 	if ctx.Err() != nil {
 		err = fmt.Errorf("worker of group %s stopped: %w", group, context.Cause(ctx))
 	}
-	return errors.Join(err, c.disband())
+	return errors.Join(s.explain(ctx, err), c.disband())
 }
 
 func checkGroup(group string) error {
@@ -86,7 +86,9 @@ func checkGroup(group string) error {
 // await returns the number of partitions once the run has a capture stream; 0
 // when it was told to drain before.
 func (s *Session) await(ctx context.Context) (partitions int, err error) {
+	patience := waiting{log: s.cfg.Logger}
 	for {
+		patience.tell("the source of run " + s.cfg.Run + " to open its stream")
 		n, err := storedPartitions(ctx, s.js, s.cfg.Run, CaptureStream)
 		if n > 0 || err != nil && !outage(err) {
 			return n, err
@@ -156,9 +158,17 @@ func (c *crew) run(ctx context.Context) error {
 
 // untilDrafted returns once the group is through.
 func (c *crew) untilDrafted(ctx context.Context) error {
+	patience := waiting{log: c.cfg.Logger}
 	for {
-		done, err := c.Drafted(ctx, c.group)
-		if done || err != nil && !outage(err) {
+		missing, err := c.toDraft(ctx, c.group)
+		switch {
+		case err == nil && missing == "":
+			return nil
+		case err == nil:
+			patience.tell(missing)
+		case outage(err):
+			patience.tell("the server to answer: " + err.Error())
+		default:
 			return err
 		}
 		select {
