@@ -7,10 +7,9 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
-	"strconv"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,6 +17,7 @@ import (
 	"time"
 
 	"github.com/draftscope/draftscope/data"
+	"github.com/draftscope/draftscope/pipeline/proxytest"
 )
 
 var (
@@ -26,15 +26,23 @@ var (
 	chaosSeed  = flag.Uint64("chaos.seed", 1, "seed of its first run; each run has the next")
 )
 
+// chaosLimit is how long a run may take on a machine that does much else.
+const chaosLimit = 3 * time.Minute
+
+// chaosRoles are the processes of a run.
+var chaosRoles = []string{"source", "worker0", "worker1", "store"}
+
 // chaos is one disturbed run: a source, two workers and a store as processes,
-// on a real NATS server behind a link that can be cut. Whatever ends before
-// its time is started again, as a supervisor would.
+// on a real NATS server, each behind a proxy that can cut it off and mistreat
+// what it publishes. Whatever ends before its time is started again, as a
+// supervisor would.
 type chaos struct {
 	t      *testing.T
 	rng    *rand.Rand
 	dir    string
 	srv    *node
-	link   *link
+	links  map[string]*proxytest.Proxy // by role
+	first  int                         // kind of the first fault, so that a campaign has all
 	mu     sync.Mutex
 	roles  map[string]*process
 	down   map[string]bool // ended well, or is kept down
@@ -42,6 +50,9 @@ type chaos struct {
 	log    []string
 	ends   []string // how roles ended before their time
 	out    string
+
+	ballast  string                 // a file that fills the server's disk
+	messages map[proxytest.Fate]int // that were mistreated
 }
 
 const chaosOptions = "max_payload: 8MB\n"
@@ -55,7 +66,7 @@ func (c *chaos) note(format string, args ...any) {
 
 // args are the command lines of the roles.
 func (c *chaos) args(role string) []string {
-	url := c.link.url()
+	url := c.links[role].URL()
 	switch role {
 	case "source":
 		return captureArgs(url, chaosCapture...)
@@ -70,7 +81,7 @@ func (c *chaos) args(role string) []string {
 func (c *chaos) mind() (busy []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, role := range []string{"source", "worker0", "worker1", "store"} {
+	for _, role := range chaosRoles {
 		p := c.roles[role]
 		if p != nil && !p.running() && p.cmd.ProcessState.ExitCode() == exitOK {
 			c.down[role] = true
@@ -115,19 +126,21 @@ func (c *chaos) disturb() bool {
 		return false
 	}
 	before := len(c.log)
-	all := []string{"source", "worker0", "worker1", "store"}
-	what := c.rng.IntN(8)
+	what := c.rng.IntN(chaosKinds)
+	if c.first >= 0 {
+		what = c.first
+	}
 	if *chaosFault >= 0 {
 		what = *chaosFault
 	}
 	switch what {
 	case 0, 1:
-		if p := c.victim(all...); p != nil {
+		if p := c.victim(chaosRoles...); p != nil {
 			c.note("kill -9 %s", p.name)
 			p.kill()
 		}
 	case 2:
-		if p := c.victim(all...); p != nil {
+		if p := c.victim(chaosRoles...); p != nil {
 			c.note("stop %s", p.name)
 			p.signal(syscall.SIGTERM)
 		}
@@ -165,11 +178,105 @@ func (c *chaos) disturb() bool {
 		c.srv.up(c.t)
 	case 7:
 		c.note("cut the server off")
-		c.link.cut(true)
+		for _, l := range c.links {
+			l.Cut(true)
+		}
 		time.Sleep(time.Duration(200+c.rng.IntN(2500)) * time.Millisecond)
-		c.link.cut(false)
+		for _, l := range c.links {
+			l.Cut(false)
+		}
+	case 8, 9, 10, 11:
+		if p := c.victim(chaosRoles...); p != nil {
+			c.mistreat(p.name, []proxytest.Fate{proxytest.Drop, proxytest.Double, proxytest.Delay, proxytest.Tear}[what-8])
+		}
+	case 12:
+		c.fillServer()
 	}
-	return len(c.log) > before
+	if len(c.log) == before {
+		return false
+	}
+	c.first = -1
+	return true
+}
+
+// chaosKinds is the number of kinds of faults.
+const chaosKinds = 13
+
+// smallServer mounts a tmpfs for the server's store, which can be filled. It
+// needs root; without, the fault is not in the campaign.
+func (c *chaos) smallServer() {
+	if os.Geteuid() != 0 {
+		return
+	}
+	dir := filepath.Join(c.dir, "n")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		c.t.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"); err != nil {
+		return
+	}
+	c.ballast = filepath.Join(dir, "ballast")
+	c.t.Cleanup(func() {
+		c.srv.kill()
+		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
+			c.t.Errorf("unmounting: %v", err)
+		}
+	})
+}
+
+// fillServer fills the server's disk for a while. The server gives JetStream
+// up when it cannot write, so that it is started again when there is room.
+func (c *chaos) fillServer() {
+	if c.ballast == "" {
+		return
+	}
+	c.note("fill the server's disk")
+	f, err := os.Create(c.ballast)
+	if err != nil {
+		c.t.Error(err)
+		return
+	}
+	for size := 1 << 20; size > 0; size /= 16 {
+		for err = nil; err == nil; {
+			_, err = f.Write(make([]byte, size))
+		}
+		if !errors.Is(err, syscall.ENOSPC) {
+			c.t.Error(err)
+		}
+	}
+	time.Sleep(time.Duration(500+c.rng.IntN(2500)) * time.Millisecond)
+	if err := errors.Join(f.Close(), os.Remove(c.ballast)); err != nil {
+		c.t.Error(err)
+	}
+	c.srv.kill()
+	c.srv.up(c.t)
+}
+
+// mistreat drops, doubles, delays or tears some of what a role publishes: of
+// the messages of sequences alone, or of all that it sends, acks, requests and
+// leases too.
+func (c *chaos) mistreat(role string, fate proxytest.Fate) {
+	rng := rand.New(rand.NewPCG(c.rng.Uint64(), 1))
+	left := 1
+	if fate != proxytest.Tear {
+		left = 1 + rng.IntN(20)
+	}
+	only := []string{"ds.", ""}[rng.IntN(2)]
+	link, met := c.links[role], 0
+	link.Disturb(func(m proxytest.Message) proxytest.Fate {
+		if m.ToClient || !strings.HasPrefix(m.Subject, only) || left == 0 || rng.IntN(3) > 0 {
+			return proxytest.Pass
+		}
+		left--
+		met++
+		return fate
+	})
+	time.Sleep(time.Duration(500+c.rng.IntN(1500)) * time.Millisecond)
+	link.Disturb(nil)
+	if met > 0 {
+		c.messages[fate] += met
+		c.note("%s %d publishes, of %s", fate, met, role)
+	}
 }
 
 // smallDisk mounts a tmpfs of a few pages at the dataset's folder, and gives
@@ -232,8 +339,11 @@ func readable(dir string, stop <-chan struct{}) (files int, err error) {
 }
 
 func (c *chaos) run(want string) error {
+	c.smallServer()
 	c.srv = startNode(c.t, c.dir, "n", freePort(c.t), chaosOptions)
-	c.link = newLink(c.t, net.JoinHostPort("127.0.0.1", strconv.Itoa(c.srv.port)))
+	for _, role := range chaosRoles {
+		c.links[role] = proxied(c.t, c.srv)
+	}
 	c.out = filepath.Join(c.dir, "ds")
 	grow := func() {}
 	if c.rng.IntN(8) == 0 {
@@ -258,7 +368,7 @@ func (c *chaos) run(want string) error {
 		}
 		grow()
 	}()
-	deadline := time.Now().Add(90 * time.Second)
+	deadline := time.Now().Add(chaosLimit)
 	for {
 		busy := c.mind()
 		if len(busy) == 0 {
@@ -270,7 +380,7 @@ func (c *chaos) run(want string) error {
 				<-c.roles[role].done
 				c.t.Logf("%s:\n%s", role, c.roles[role].log.String())
 			}
-			return fmt.Errorf("%v did not end", busy)
+			return fmt.Errorf("%v did not end within %s", busy, chaosLimit)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -289,13 +399,14 @@ func TestChaosLosesAndDoublesNothing(t *testing.T) {
 		t.Skip("starts processes")
 	}
 	want := undisturbed(t, t.TempDir(), chaosCapture...)
-	faults := map[string]int{}
+	faults, messages := map[string]int{}, map[proxytest.Fate]int{}
 	for i := range *chaosRuns {
 		seed := *chaosSeed + uint64(i)
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			c := &chaos{
-				t: t, rng: rand.New(rand.NewPCG(seed, 14)), dir: t.TempDir(),
+				t: t, rng: rand.New(rand.NewPCG(seed, 14)), dir: t.TempDir(), first: int(seed % chaosKinds),
 				roles: map[string]*process{}, down: map[string]bool{}, starts: map[string]int{},
+				links: map[string]*proxytest.Proxy{}, messages: messages,
 			}
 			begin := time.Now()
 			err := c.run(want)
@@ -304,12 +415,28 @@ func TestChaosLosesAndDoublesNothing(t *testing.T) {
 				t.Log("  ", e)
 			}
 			if err != nil {
-				t.Error(err)
+				t.Errorf("seed %d: %v", seed, err)
+				for _, role := range chaosRoles {
+					if p := c.roles[role]; p != nil {
+						t.Logf("the end of what %s said:\n%s", role, p.tail())
+					}
+				}
+				t.Logf("the end of what the server said:\n%s", c.srv.tail())
 			}
 			for _, l := range c.log {
-				faults[strings.Join(strings.Fields(l)[:min(3, len(strings.Fields(l)))], " ")]++
+				faults[strings.TrimRight(strings.Trim(strings.Map(func(r rune) rune {
+					if r >= '0' && r <= '9' && !strings.HasPrefix(l, "kill") {
+						return -1
+					}
+					return r
+				}, l), " "), ",")]++
 			}
 		})
 	}
-	t.Logf("%d runs: %v", *chaosRuns, faults)
+	var all []string
+	for what, n := range faults {
+		all = append(all, fmt.Sprintf("%s: %d", what, n))
+	}
+	slices.Sort(all)
+	t.Logf("%d runs: %s; messages: %v", *chaosRuns, strings.Join(all, ", "), messages)
 }

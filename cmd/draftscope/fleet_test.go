@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -18,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/draftscope/draftscope/pipeline/proxytest"
 )
 
 // natsServer builds the NATS server of our go.mod once, and returns its path.
@@ -170,76 +171,22 @@ func (n *node) up(t *testing.T) {
 
 func (n *node) url() string { return fmt.Sprintf("nats://127.0.0.1:%d", n.port) }
 
-// link forwards connections to a server, and can cut them.
-type link struct {
-	listener net.Listener
-	target   string
-	mu       sync.Mutex
-	down     bool
-	conns    map[net.Conn]bool
-}
-
-func newLink(t *testing.T, target string) *link {
+// proxied puts a proxy before a server.
+func proxied(t *testing.T, n *node) *proxytest.Proxy {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	p, err := proxytest.New(fmt.Sprintf("127.0.0.1:%d", n.port))
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &link{listener: l, target: target, conns: map[net.Conn]bool{}}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go k.serve(c)
-		}
-	}()
-	t.Cleanup(func() { l.Close(); k.cut(true) })
-	return k
+	t.Cleanup(p.Close)
+	return p
 }
 
-func (k *link) serve(c net.Conn) {
-	defer c.Close()
-	s, err := net.Dial("tcp", k.target)
-	if err != nil {
-		return
-	}
-	defer s.Close()
-	k.mu.Lock()
-	if k.down {
-		k.mu.Unlock()
-		return
-	}
-	k.conns[c], k.conns[s] = true, true
-	k.mu.Unlock()
-	done := make(chan struct{}, 2)
-	for _, pair := range [][2]net.Conn{{c, s}, {s, c}} {
-		go func() {
-			_, _ = io.Copy(pair[0], pair[1]) // until either end is gone
-			done <- struct{}{}
-		}()
-	}
-	<-done
-	k.mu.Lock()
-	delete(k.conns, c)
-	delete(k.conns, s)
-	k.mu.Unlock()
+// tail is the end of a process's log.
+func (p *process) tail() string {
+	lines := strings.Split(strings.TrimSpace(p.log.String()), "\n")
+	return strings.Join(lines[max(0, len(lines)-15):], "\n")
 }
-
-// cut ends all connections, and refuses new ones while down.
-func (k *link) cut(down bool) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.down = down
-	if down {
-		for c := range k.conns {
-			c.Close()
-		}
-	}
-}
-
-func (k *link) url() string { return "nats://" + k.listener.Addr().String() }
 
 // The light run of the tests of many processes.
 var (
