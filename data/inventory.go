@@ -63,6 +63,10 @@ type takenFile struct {
 	gone        bool        // it vanished, or belongs to a commit of after the listing
 }
 
+// WithGroup begins the reason of a file that is whole itself, and left out
+// because another one of its commit is not.
+const WithGroup = "left out with its group, of which "
+
 type taking struct {
 	d     *Dataset
 	files []*takenFile
@@ -221,7 +225,7 @@ func (t *taking) join() {
 			marker = f.path
 		}
 		if bad := cause[marker]; bad != "" && f.reason == "" {
-			f.reason = "left out with its group, of which " + t.rel(bad) + " is damaged or missing"
+			f.reason = WithGroup + t.rel(bad) + " is damaged or missing"
 		}
 		if m := t.by[marker]; m != nil && m.gone {
 			f.gone = true

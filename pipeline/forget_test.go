@@ -1,10 +1,12 @@
 package pipeline
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/apache/arrow/go/v17/arrow/memory"
 	"github.com/nats-io/nats-server/v2/server"
@@ -161,5 +163,29 @@ func TestAResumedSourceKnowsWhatWasStoredAndPurged(t *testing.T) {
 		if p != Partition(id, 4) {
 			t.Errorf("%s is said to be of partition %d", id, p)
 		}
+	}
+}
+
+// Somebody deletes a stream, or a server comes back without its store.
+func TestAStreamThatIsGoneIsSaidInWords(t *testing.T) {
+	mem := checked(t)
+	srv := external(t, server.Options{JetStream: true, StoreDir: t.TempDir()})
+	cfg := roleConfig(srv.ClientURL())
+	cfg.OutageTimeout = 3 * time.Second
+	s := role(t, cfg)
+	src := &testSource{mem: mem, ids: ids(60), records: 3, rows: 40}
+	src.onNext = func(seq string, rec int) error {
+		if seq == src.ids[20] && rec == 0 {
+			return s.DeleteStreams(context.Background())
+		}
+		return nil
+	}
+	if _, err := s.Publish(t.Context(), src); !errors.Is(err, ErrStreamGone) {
+		t.Errorf("a source: %v", err)
+	}
+	sh, _ := openShelf("")
+	src = &testSource{mem: checked(t), ids: ids(60), records: 3, rows: 40, onNext: src.onNext}
+	if _, err := s.Run(t.Context(), src, stages(memory.NewGoAllocator(), nil), sh.sink); !errors.Is(err, ErrStreamGone) {
+		t.Errorf("a job: %v", err)
 	}
 }

@@ -130,7 +130,7 @@ func (j *job) signals(ctx context.Context) (_ context.Context, stop func()) {
 
 // finish tells faults and what is left, as an exit code.
 func (j *job) finish(sum pipeline.Summary) error {
-	faults, err := j.ds.Faults(j.run)
+	faults, err := j.mattering()
 	if err != nil {
 		return dataError(err)
 	}

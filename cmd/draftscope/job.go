@@ -49,6 +49,8 @@ type job struct {
 	ds     *data.Dataset
 	remote data.Run // without a dataset: the run as the server knows it
 	faults faultList
+	old    faultCount      // faults of before this job
+	asked  map[string]bool // ids that this job is about
 }
 
 // faultList collects what the stream set aside.
@@ -262,7 +264,7 @@ func jobError(err error) error {
 		return withCode(exitMissing, fmt.Errorf("%w: raise --max-bytes, or leave it out: --stream-bytes bounds a stream too, and lets a long sequence pass", err))
 	case errors.Is(err, pipeline.ErrNoServer), errors.Is(err, pipeline.ErrNoJetStream), errors.Is(err, pipeline.ErrStoreInUse),
 		errors.Is(err, pipeline.ErrRefused), errors.Is(err, pipeline.ErrAnotherWriter), errors.Is(err, pipeline.ErrRowTooLarge),
-		errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.EFBIG), errors.Is(err, cuda.ErrMemory):
+		errors.Is(err, pipeline.ErrStreamGone), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.EFBIG), errors.Is(err, cuda.ErrMemory):
 		return withCode(exitMissing, err)
 	case errors.Is(err, pipeline.ErrConfig), errors.Is(err, target.ErrInput):
 		return badInput(err)

@@ -45,15 +45,24 @@ func cmdQuery(ctx context.Context, args []string, out streams) error {
 
 // openDB opens a dataset for SQL, and says which files it leaves out.
 func openDB(ctx context.Context, dir string, out streams) (*query.DB, error) {
+	db, err := openQuietly(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, line := range query.Lines(db.Warnings()) {
+		fmt.Fprintf(out.stderr, "draftscope: leaving out %s\n", line)
+	}
+	return db, nil
+}
+
+// openQuietly is openDB for who names the files elsewhere.
+func openQuietly(ctx context.Context, dir string) (*query.DB, error) {
 	db, err := query.Open(ctx, dir, query.Options{})
 	if err != nil {
-		if errors.Is(err, query.ErrNoDuckDB) {
+		if errors.Is(err, query.ErrNoDuckDB) || errors.Is(err, query.ErrNoTemp) {
 			return nil, withCode(exitMissing, err)
 		}
 		return nil, badInput(err)
-	}
-	for _, w := range db.Warnings() {
-		fmt.Fprintf(out.stderr, "draftscope: leaving out %s\n", w)
 	}
 	return db, nil
 }

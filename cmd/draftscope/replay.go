@@ -106,6 +106,13 @@ func (j *job) toReplay() (map[string]bool, int, error) {
 			delete(stored, id)
 		}
 	}
+	inputs := map[string]bool{}
+	for id := range stored {
+		inputs[id] = true
+	}
+	if err := j.begin(inputs); err != nil {
+		return nil, 0, err
+	}
 	want, err := j.unscored(stored)
 	return want, len(stored), err
 }

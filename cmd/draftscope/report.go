@@ -36,7 +36,7 @@ func cmdReport(ctx context.Context, args []string, out streams) error {
 }
 
 func writeReport(ctx context.Context, out streams, dir, run string, asJSON bool, html string) error {
-	db, err := openDB(ctx, dir, out)
+	db, err := openQuietly(ctx, dir) // what it leaves out is in the report
 	if err != nil {
 		return err
 	}
@@ -85,8 +85,7 @@ func (j *job) report(ctx context.Context) error {
 	err := writeReport(ctx, j.out, j.ds.Dir(), j.run, j.json, "")
 	switch {
 	case errors.Is(err, query.ErrNoDuckDB):
-		j.say("no report: %v", err)
-		return nil
+		return j.withoutReport(err)
 	case err != nil && ctx.Err() != nil:
 		return exitError{exitPartial, errors.New("stopped while reporting; everything is stored")}
 	}
@@ -94,4 +93,50 @@ func (j *job) report(ctx context.Context) error {
 		j.say("dataset %s; next: draftscope report --dataset %s --html report.html", j.ds.Dir(), j.ds.Dir())
 	}
 	return err
+}
+
+// outcome is what --json prints of a job without DuckDB.
+type outcome struct {
+	Dataset   string         `json:"dataset"`
+	Run       string         `json:"run"`
+	Sequences int            `json:"sequences"` // stored
+	Scored    map[string]int `json:"scored"`    // by drafter
+	Faults    int            `json:"faults"`
+	Report    *struct{}      `json:"report"` // null
+	Missing   string         `json:"missing"`
+}
+
+// withoutReport says what a program without DuckDB can: the work is done, and
+// counted. Whoever asked for the report's JSON did not get it.
+func (j *job) withoutReport(missing error) error {
+	if !j.json {
+		j.say("no report: %v", missing)
+		return nil
+	}
+	r, err := j.ds.Run(j.run)
+	if err != nil {
+		return dataError(err)
+	}
+	o := outcome{Dataset: j.ds.Dir(), Run: j.run, Scored: map[string]int{}, Missing: missing.Error()}
+	stored, err := j.ds.Stored(j.run)
+	if err != nil {
+		return dataError(err)
+	}
+	o.Sequences = len(stored)
+	for _, d := range r.Drafters {
+		scored, err := j.ds.Scored(j.run, d.Name)
+		if err != nil {
+			return dataError(err)
+		}
+		o.Scored[d.Name] = len(scored)
+	}
+	faults, err := j.ds.Faults(j.run)
+	if err != nil {
+		return dataError(err)
+	}
+	o.Faults = len(faults)
+	if err := writeJSON(j.out.stdout, o); err != nil {
+		return err
+	}
+	return withCode(exitMissing, fmt.Errorf("everything is stored, and there is no report: %w", missing))
 }

@@ -155,6 +155,9 @@ func (j *job) capture(ctx context.Context, source *target.Source, states []int, 
 	for _, in := range inputs {
 		wanted[in.ID] = true
 	}
+	if err := j.begin(wanted); err != nil {
+		return sum, err
+	}
 	left := map[string]bool{} // stored and wanted, but not scored by all
 	if score {
 		if err := j.addDrafters(); err != nil {

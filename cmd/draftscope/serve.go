@@ -40,11 +40,13 @@ group of workers, as Parquet. One process stores a run at a time; a second one
 waits for its turn.
 
 It waits for runs to begin and stores until it is interrupted, or with --once
-until every run has ended and all of its groups are stored.
+until every run has ended and all of its groups are stored. It only knows of a
+group once one of its workers has come: where workers may be later than the
+end of the run, say with --groups N how many groups to wait for.
 
 examples:
   draftscope store --nats nats://host:4222 --out ds
-  draftscope store --nats nats://host:4222 --run r1 --once --out ds
+  draftscope store --nats nats://host:4222 --run r1 --once --groups 2 --out ds
 `
 
 // noGrace stands for a --grace that was not given.

@@ -21,6 +21,8 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+
+	"github.com/draftscope/draftscope/data"
 )
 
 // viewsSQL defines the named numbers over the tables.
@@ -55,6 +57,24 @@ type Warning struct {
 
 func (w Warning) String() string { return w.File + ": " + w.Reason }
 
+// Lines says warnings in few words: files that are whole themselves and left
+// out with their group are counted only.
+func Lines(warnings []Warning) []string {
+	var lines []string
+	with := 0
+	for _, w := range warnings {
+		if strings.HasPrefix(w.Reason, data.WithGroup) {
+			with++
+		} else {
+			lines = append(lines, w.String())
+		}
+	}
+	if with > 0 {
+		lines = append(lines, fmt.Sprintf("%d more files of the same groups", with))
+	}
+	return lines
+}
+
 // DB is an open dataset. Its files are those of the moment of [Open], or of
 // when a compaction moved some of them since. It is safe for concurrent use.
 type DB struct {
@@ -81,14 +101,18 @@ type engine interface {
 // ignored.
 //
 // The error wraps [ErrNoDuckDB] in a program built without cgo,
-// [ErrNotDataset] for a directory that holds none, and schemas.ErrFormat for
-// a dataset of a newer format version.
+// [ErrNotDataset] for a directory that holds none, [ErrNoTemp] where DuckDB has
+// no place to spill to, and schemas.ErrFormat for a dataset of a newer format
+// version.
 func Open(ctx context.Context, dir string, opt Options) (*DB, error) {
 	if err := opt.Validate(); err != nil {
 		return nil, fmt.Errorf("opening dataset %s: %w", dir, err)
 	}
 	db, err := open(ctx, dir, opt)
-	if err != nil {
+	switch {
+	case errors.Is(err, ErrNoTemp):
+		return nil, err
+	case err != nil:
 		return nil, fmt.Errorf("opening dataset %s: %w", dir, err)
 	}
 	return db, nil
@@ -112,7 +136,7 @@ func open(ctx context.Context, dir string, opt Options) (_ *DB, err error) {
 		return nil, err
 	}
 	if db.spill, err = os.MkdirTemp("", "draftscope-query-"); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", ErrNoTemp, err)
 	}
 	for _, s := range settings(opt, db.dir, db.spill) {
 		if err := eng.exec(ctx, s); err != nil {

@@ -7,6 +7,9 @@ var (
 	ErrNoDuckDB = errors.New("built without cgo; DuckDB needs a C compiler: rebuild with CGO_ENABLED=1")
 	// ErrNotDataset marks a directory that holds no dataset.
 	ErrNotDataset = errors.New("not a dataset")
+	// ErrNoTemp marks a machine without a folder for temporary files. It says
+	// nothing about the dataset.
+	ErrNoTemp = errors.New("making a folder for temporary files; set TMPDIR to a folder that can be written")
 	// ErrStatement marks SQL that is no single reading statement.
 	ErrStatement = errors.New("only one reading statement at a time")
 )

@@ -7,6 +7,8 @@ import (
 	"html/template"
 	"io"
 	"strings"
+
+	"github.com/draftscope/draftscope/data/query"
 )
 
 // pageSource is the page: its style, and templates over [page].
@@ -99,10 +101,7 @@ func WriteHTML(w io.Writer, r *Report) error {
 	if err != nil {
 		return fmt.Errorf("parsing the page: %w", err)
 	}
-	p := page{Dataset: r.Dataset, Method: r.method()}
-	for _, f := range r.LeftOut {
-		p.LeftOut = append(p.LeftOut, f.String())
-	}
+	p := page{Dataset: r.Dataset, Method: r.method(), LeftOut: query.Lines(r.LeftOut)}
 	for _, run := range r.Runs {
 		p.Runs = append(p.Runs, run.page())
 	}

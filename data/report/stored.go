@@ -127,7 +127,7 @@ func (s *Stored) facts(run string) []string {
 	}
 	lines := []string{fmt.Sprintf("states are stored with a loss, as %s: %s", s.Encoding, saved)}
 	if len(s.Effects) == 0 {
-		lines = append(lines, fmt.Sprintf("what that costs a drafter is not known until it has read the stored states: draftscope replay --dataset DIR --run %s", run))
+		lines = append(lines, "what that costs a drafter is not known until it has read the stored states: draftscope replay --dataset DIR --run "+run)
 	} else if len(s.Alone) > 0 {
 		lines = append(lines, "what it costs is not known of "+list(s.Alone)+": no same drafter has read the states the other way")
 	}

@@ -9,6 +9,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/term"
+
+	"github.com/draftscope/draftscope/data/query"
 )
 
 // WriteText writes the report for people at a terminal. Headings are bold
@@ -27,8 +29,8 @@ func writeText(w io.Writer, r *Report, bold bool) error {
 		fmt.Fprintln(b, s)
 	}
 	heading("Dataset " + r.Dataset)
-	for _, f := range r.LeftOut {
-		fmt.Fprintf(b, "left out: %s\n", f)
+	for _, line := range query.Lines(r.LeftOut) {
+		fmt.Fprintf(b, "left out: %s\n", line)
 	}
 	if len(r.Runs) == 0 {
 		fmt.Fprintln(b, "It holds no run.")
