@@ -145,11 +145,15 @@ func (s *Session) ends(ctx context.Context, capture jetstream.Stream) (ends []ui
 	ends = make([]uint64, n)
 	for p := range n {
 		m, err := capture.GetLastMsgForSubject(ctx, Subject(s.cfg.Run, CaptureStream, p))
-		if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
+		missing = fmt.Sprintf("the source's end of partition %d", p)
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			return nil, missing, nil
+		}
+		if err != nil {
 			return nil, "", err
 		}
-		if err != nil || kind(m.Header.Get(hdrKind)) != kindEndOfRun {
-			return nil, fmt.Sprintf("the source's end of partition %d", p), nil
+		if kind(m.Header.Get(hdrKind)) != kindEndOfRun {
+			return nil, missing, nil
 		}
 		ends[p] = m.Sequence
 	}
