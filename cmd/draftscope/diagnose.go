@@ -54,10 +54,10 @@ func cmdDiagnose(ctx context.Context, args []string, out streams) error {
 	flags.StringVar(&d.reference, "reference", "", "a drafter that is known to be good, `Y`")
 	flags.StringVar(&d.trainLog, "train-log", "", "the training log, a JSONL `FILE`")
 	flags.StringVar(&d.logRun, "log-run", "", "the `NAME` in the log of the run that made the drafter (default: the drafter's)")
-	flags.IntVar(&d.anchors, "anchors", 0, "draft variants at about `N` anchors (default 320)")
+	flags.IntVar(&d.anchors, "anchors", 0, "draft variants at about `N` anchors (default 400)")
 	flags.StringVar(&j.run, "run", "", "the `NAME` of the run (default: the only one)")
 	flags.StringVar(&j.target, "target", "", "the target's model `DIR` (default: where the run was captured from)")
-	flags.IntVar(&j.limit, "limit", 32, "at most `N` sequences, evenly over all")
+	flags.IntVar(&j.limit, "limit", 40, "at most `N` sequences, evenly over all")
 	flags.BoolVar(&j.json, "json", false, "print JSON")
 	j.backendFlags(flags)
 	if err := parseNone(flags, args); err != nil {

@@ -51,7 +51,7 @@ type Case struct {
 	LogRun string
 	// Capture says how the states were recorded.
 	Capture Capture
-	// Anchors bounds the anchors that variants draft at; 0 is 320.
+	// Anchors bounds the anchors that variants draft at; 0 is 400.
 	Anchors int
 	// Families are the keys of the families of variants to try; nil is all.
 	Families []string
@@ -95,15 +95,15 @@ func (c Case) Validate() error {
 // all hits, and the rest cost as much again.
 const variantSlots = 6
 
-const defaultAnchors = 320
+const defaultAnchors = 400
 
 // study is a case at work: what the probes share.
 type study struct {
 	Case
 	spec     drafter.Spec
 	seqs     []*subject
-	shift    int        // the offset at which the drafter's slots hit most
-	declared []measured // the declared graph's drafts; nil when states are missing
+	shift    int          // the offset at which the drafter's slots hit most
+	declared []measured   // the declared graph's drafts; nil when states are missing
 	hit      []slotCounts // of the engine, at the labels that count
 	trained  []engineRun  // of the engine, at the labels it was trained for
 }

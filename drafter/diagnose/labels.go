@@ -75,17 +75,21 @@ func (s *study) storedAnswers() (Finding, error) {
 		return f, nil
 	}
 	f.Measure = fmt.Sprintf("%s equals the target's answer at its place: %s", what, rate.plain())
+	best, top := 0, paired{}
 	for shift := -maxShift; shift <= maxShift; shift++ {
 		if shift == 0 {
 			continue
 		}
 		a, b := at(shift)
-		if p := compare(a, b); p.p < familyError/(2*maxShift) && p.gain.Value > 0 {
-			f.Verdict = Confirmed
-			f.Measure += fmt.Sprintf("; where they differ %.3f at 0, %.3f at %+d (%s)", p.a, p.b, shift, p.gain.signed())
-			f.Sentence = fmt.Sprintf("The recorded answers are shifted by %s: the one at t is for position t+1%+d.", tokens(shift), shift)
-			return f, nil
+		if p := compare(a, b); p.p < familyError/(2*maxShift) && p.gain.Value > top.gain.Value {
+			best, top = shift, p
 		}
+	}
+	if best != 0 {
+		f.Verdict = Confirmed
+		f.Measure += fmt.Sprintf("; where they differ %.3f at 0, %.3f at %+d (%s)", top.a, top.b, best, top.gain.signed())
+		f.Sentence = fmt.Sprintf("The recorded answers are shifted by %s: the one at position t is for the token at t%+d, not t+1.", tokens(best), 1+best)
+		return f, nil
 	}
 	switch {
 	case s.seqs[0].clean == nil:

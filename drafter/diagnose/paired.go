@@ -9,13 +9,14 @@ import (
 // How sure a finding must be. The numbers follow from what they limit, not
 // from any data set:
 //
-//   - familyError is the chance that a healthy drafter gets any false finding
-//     from a family of variants; it is divided by the family's size
-//     (Bonferroni).
+//   - familyError bounds the chance that any finding about the drafter's graph
+//     is false if no variant differed from the declared graph in truth. It is
+//     divided among all variants (Bonferroni). Of a healthy drafter variants do
+//     differ, for the worse, so that its chance is far smaller.
 //   - relevance is the smallest relative change of the hits that is worth a
 //     person's time, even where more data could prove a smaller one.
 const (
-	familyError = 0.01
+	familyError = 0.05
 	relevance   = 0.02
 	confidence  = 0.95
 	resamples   = 2000

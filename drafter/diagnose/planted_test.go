@@ -31,8 +31,8 @@ type world struct {
 }
 
 const (
-	testSequences = 12
-	testAnchors   = 120
+	testSequences = 24
+	testAnchors   = 192
 )
 
 var theWorld struct {

@@ -27,7 +27,8 @@ var hypotheses = []hypothesis{
 	{"gqa-order", "query heads read other key-value heads than in training", "The heads were trained in the other GQA order: the drafter drafts better with %s."},
 	{"slot-0", "slot 0 was trained with the mask token, not the anchor's", "The drafter was trained with %s: it never learnt to read the anchor's token."},
 	{"anchor-leak", "the anchor's own states were in the context in training", "The drafter was trained with %s, which do not exist when it drafts in an engine. Exclude the anchor from the context (t < a) and train again."},
-	{"state-number", "taps read other states than in training", "A tap reads another state than in training: the drafter drafts better with %s. Correct target_layer_ids (entry v is state v+1)."},
+	{"state-number", "all taps read other states than in training", "The taps read other states than in training: the drafter drafts better with %s. Correct target_layer_ids (entry v is state v+1)."},
+	{"tap-state", "one tap reads another state than in training", "One tap reads another state than in training: the drafter drafts better with %s. Correct target_layer_ids (entry v is state v+1)."},
 	{"final-norm", "the final state is fed on the wrong side of the final norm", "The final state reaches the drafter on the wrong side of the target's final norm: it drafts better with %s."},
 	{"tap-order", "taps are in another order than in training", "The taps are in another order than in training: the drafter drafts better with %s."},
 	{"tap-use", "a tap does harm", "A tap does harm: the drafter drafts better with %s."},
@@ -37,7 +38,8 @@ var hypotheses = []hypothesis{
 // trial is a variant and how it did.
 type trial struct {
 	variant
-	paired
+	paired          // of closeness, by which it is judged
+	hits     paired // which people understand
 	measured []measured
 }
 
@@ -63,15 +65,20 @@ func probeDrafter(ctx context.Context, s *study, r *Report) error {
 	for i, v := range all {
 		graphs[i] = v.graph
 	}
+	declared, err := s.scan(ctx, rep, graphs[:1], variantSlots, false)
+	if err != nil {
+		return err
+	}
+	s.probeShift(r, declared[0])
 	ms, err := s.scan(ctx, rep, graphs, variantSlots, false)
 	if err != nil {
 		return err
 	}
-	s.probeShift(r, ms[0])
 	trials := make([]trial, len(all)-1)
-	base := s.hits(ms[0], s.shift)
+	base, near := s.hits(ms[0], s.shift), closeness(ms[0])
 	for i := range trials {
-		trials[i] = trial{all[i+1], compare(base, s.hits(ms[i+1], s.shift)), ms[i+1]}
+		m := ms[i+1]
+		trials[i] = trial{all[i+1], compare(near, closeness(m)), compare(base, s.hits(m, s.shift)), m}
 	}
 	best, explained, err := s.bestGraph(ctx, rep, trials)
 	if err != nil {
@@ -104,10 +111,16 @@ func (s *study) missingTaps() []int {
 	return missing
 }
 
+// level is the error that one variant of a family may have: every family has
+// an equal share, and its members divide it.
+func level(members int) float64 {
+	return familyError / float64(len(hypotheses)*max(members, 1))
+}
+
 // significant says that a variant is better than the declared graph, by more
-// than relevance and at a level shared by n variants.
-func (t trial) significant(n int) bool {
-	return t.p < familyError/float64(n) && t.gain.Value > relevance*t.a
+// than relevance, at the level of its family.
+func (t trial) significant(members map[string]int) bool {
+	return t.p < level(members[t.key]) && t.gain.Value > relevance*t.a && t.hits.gain.Value > 0
 }
 
 // bestGraph follows the gains: the best significant variant, then whatever
@@ -115,8 +128,12 @@ func (t trial) significant(n int) bool {
 // significant alone and add nothing to the best.
 func (s *study) bestGraph(ctx context.Context, rep *replica, trials []trial) (best []string, explained map[string]bool, err error) {
 	var left []trial
+	members := map[string]int{}
 	for _, t := range trials {
-		if t.significant(len(trials)) {
+		members[t.key]++
+	}
+	for _, t := range trials {
+		if t.significant(members) {
 			left = append(left, t)
 		}
 	}
@@ -127,7 +144,7 @@ func (s *study) bestGraph(ctx context.Context, rep *replica, trials []trial) (be
 	slices.SortStableFunc(left, func(a, b trial) int { return -cmpFloat(a.gain.Value, b.gain.Value) })
 	top := left[0]
 	best = append(best, top.key)
-	base := s.hits(top.measured, s.shift)
+	base, near := s.hits(top.measured, s.shift), closeness(top.measured)
 	// One more step: each other family's best on top of the best.
 	var graphs []Graph
 	var keys []string
@@ -146,8 +163,8 @@ func (s *study) bestGraph(ctx context.Context, rep *replica, trials []trial) (be
 		return nil, nil, err
 	}
 	for i, key := range keys {
-		t := trial{paired: compare(base, s.hits(ms[i], s.shift))}
-		if t.significant(len(trials)) {
+		t := trial{variant: variant{key: key}, paired: compare(near, closeness(ms[i])), hits: compare(base, s.hits(ms[i], s.shift))}
+		if t.significant(members) {
 			best = append(best, key)
 		} else {
 			explained[key] = true
@@ -211,8 +228,9 @@ func (s *study) judge(h hypothesis, trials []trial, best []string, explained map
 		return Finding{}, false
 	}
 	top := slices.MaxFunc(own, func(a, b trial) int { return cmpFloat(a.gain.Value, b.gain.Value) })
-	f := Finding{Key: h.key, Subject: OfDrafter, Hypothesis: h.hypothesis, Effect: &top.gain, weight: top.gain.Value}
-	f.Measure = fmt.Sprintf("hits of slots 1–%d: %.3f as declared, %.3f with %s (%s)", min(variantSlots, s.spec.BlockSize-1), top.a, top.b, top.words, top.gain.signed())
+	f := Finding{Key: h.key, Subject: OfDrafter, Hypothesis: h.hypothesis, Effect: &top.hits.gain, weight: top.gain.Value}
+	f.Measure = fmt.Sprintf("hits of slots 1–%d: %.3f as declared, %.3f with %s (%s); mean 1/rank of the label %.3f and %.3f (%s)",
+		min(variantSlots, s.spec.BlockSize-1), top.hits.a, top.hits.b, top.words, top.hits.gain.signed(), top.a, top.b, top.gain.signed())
 	f.Control = control(own)
 	limit := relevance * top.a
 	identical, open := 0, 0
@@ -244,7 +262,7 @@ func (s *study) judge(h hypothesis, trials []trial, best []string, explained map
 		f.Sentence = "These sequences cannot show it."
 	case open > 0:
 		f.Verdict = CannotTell
-		f.Needs = fmt.Sprintf("more sequences: a gain of %.1f %% is within the interval", 100*top.gain.High/math.Max(top.a, 1e-9))
+		f.Needs = fmt.Sprintf("more sequences: a gain of %.1f %% of the mean 1/rank is within the interval", 100*top.gain.High/math.Max(top.a, 1e-9))
 		f.Sentence = fmt.Sprintf("Nothing speaks for it, but a small effect cannot be excluded with %d sequences.", len(s.seqs))
 	default:
 		f.Verdict = RuledOut
@@ -255,11 +273,11 @@ func (s *study) judge(h hypothesis, trials []trial, best []string, explained map
 
 // control is what planting the family's strongest member costs.
 func control(own []trial) string {
-	worst := slices.MinFunc(own, func(a, b trial) int { return cmpFloat(a.gain.Value, b.gain.Value) })
-	if worst.gain.Value >= 0 {
+	worst := slices.MinFunc(own, func(a, b trial) int { return cmpFloat(a.hits.gain.Value, b.hits.gain.Value) })
+	if worst.hits.gain.Value >= 0 {
 		return ""
 	}
-	return fmt.Sprintf("planted: %s costs %.3f (%s)", worst.words, -worst.gain.Value, worst.gain.signed())
+	return fmt.Sprintf("planted: %s costs %.3f (%s)", worst.words, -worst.hits.gain.Value, worst.hits.gain.signed())
 }
 
 // signed is an interval of a difference, in words.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 
 	"github.com/draftscope/draftscope/cuda"
@@ -244,9 +243,8 @@ type blocks struct {
 }
 
 // draft runs one pass under a graph and returns the most likely token of slot
-// k of block i at i*slots+k-1, and its negative log-probability of labels
-// where there are any.
-func (r *replica) draft(g Graph, rows tapRows, b blocks, labels []int32) (tokens []int32, ce []float32, err error) {
+// k of block i at i*slots+k-1, and the ranks of labels, -1 for none.
+func (r *replica) draft(g Graph, rows tapRows, b blocks, labels []int32) (tokens, ranks []int32, err error) {
 	p := &pass{replica: r, graph: g, blocks: b}
 	z, err := p.run(rows)
 	if err != nil {
@@ -256,13 +254,7 @@ func (r *replica) draft(g Graph, rows tapRows, b blocks, labels []int32) (tokens
 	if err != nil {
 		return nil, nil, err
 	}
-	if labels != nil {
-		ce = make([]float32, len(labels))
-		for i := range labels {
-			ce[i] = head.LSE[i] - head.LabelLogit[i]
-		}
-	}
-	return slices.Clone(head.TopIDs), ce, nil
+	return head.TopIDs, head.LabelRank, nil
 }
 
 // scale of the attention's scores.

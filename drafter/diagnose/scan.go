@@ -13,6 +13,7 @@ type measured struct {
 	anchors []int32
 	slots   int
 	tokens  []int32 // slot k of block i at i*slots+k-1
+	ranks   []int32 // of its label, 0 first; -1 where it is unscored
 }
 
 // device states of one sequence, uploaded once for all variants.
@@ -80,7 +81,7 @@ func (s *study) knownStates() []int {
 }
 
 // scan drafts with every graph at the sampled anchors of every sequence:
-// result [graph][sequence].
+// result [graph][sequence]. Ranks are of the labels s.shift tokens further on.
 func (s *study) scan(ctx context.Context, r *replica, graphs []Graph, slots int, stored bool) ([][]measured, error) {
 	out := make([][]measured, len(graphs))
 	slots = min(slots, r.spec.BlockSize-1)
@@ -105,15 +106,25 @@ func (s *study) scanOne(ctx context.Context, r *replica, graphs []Graph, q *subj
 	for _, a := range q.sample {
 		b.tokens = append(b.tokens, q.ids[a])
 	}
+	labels := make([]int32, 0, len(q.sample)*slots)
+	for _, a := range q.sample {
+		for k := 1; k <= slots; k++ {
+			label := int32(-1)
+			if t := int(a) + k; q.scored(t) && q.scored(t+s.shift) {
+				label = q.labels[t+s.shift]
+			}
+			labels = append(labels, label)
+		}
+	}
 	for g, graph := range graphs {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		tokens, _, err := r.draft(graph, up.rows, b, nil)
+		tokens, ranks, err := r.draft(graph, up.rows, b, labels)
 		if err != nil {
 			return err
 		}
-		out[g] = append(out[g], measured{q.sample, slots, tokens})
+		out[g] = append(out[g], measured{q.sample, slots, tokens, ranks})
 	}
 	return nil
 }
@@ -134,6 +145,22 @@ func (s *study) hits(ms []measured, shift int) []count {
 				if m.tokens[j*m.slots+k-1] == q.labels[t+shift] {
 					out[i].hits++
 				}
+			}
+		}
+	}
+	return out
+}
+
+// closeness sums, by sequence, 1/(1+rank) of the labels. Like a hit it does
+// not depend on how sure a draft is, but a near miss counts for something, so
+// that fewer sequences tell two graphs apart.
+func closeness(ms []measured) []count {
+	out := make([]count, len(ms))
+	for i, m := range ms {
+		for _, rank := range m.ranks {
+			if rank >= 0 {
+				out[i].scored++
+				out[i].hits += 1 / float64(1+rank)
 			}
 		}
 	}

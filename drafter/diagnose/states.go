@@ -264,6 +264,7 @@ func (s *study) judgeStates(f *Finding, ids []identity) {
 				id.state, id.delta.rms(), math.Sqrt(id.delta.sum2/id.delta.ref2), id.delta.most, id.delta.kurtosis(), id.delta.n, limit)
 			f.Sentence = fmt.Sprintf("State %d carries noise %s that the target did not compute.", id.state, id.delta.shape())
 			if isFinal {
+				f.weight++
 				f.Sentence += " The target's logits come from this state: noise belongs on the taps alone."
 			}
 		default:

@@ -63,7 +63,7 @@ func (s *study) probeStored(r *Report, declared, captured []measured, trials []t
 		f.Verdict = Confirmed
 		f.Measure += fmt.Sprintf("; %.3f with %s", top.b, best.words)
 		f.Sentence = fmt.Sprintf("The engine does not compute the drafter's graph: its drafts are those with %s (%s).", best.words, best.key)
-	case top.b > top.a && top.p < familyError/float64(len(trials)):
+	case top.b > top.a && top.p < level(len(trials)):
 		f.Verdict = Supported
 		f.Measure += fmt.Sprintf("; %.3f with %s", top.b, best.words)
 		f.Sentence = fmt.Sprintf("The stored drafts are not what the weights give; nearest to them is the drafter with %s (%s).", best.words, best.key)

@@ -18,7 +18,7 @@ func (s *study) probeTaps(r *Report, trials []trial) {
 		}
 		for _, tr := range trials {
 			if tr.key == "tap-use" && tr.graph.Mute == p+1 {
-				use = append(use, fmt.Sprintf("without tap %d (state %d) %.3f", p, t.State, tr.b))
+				use = append(use, fmt.Sprintf("without tap %d (state %d) %.3f", p, t.State, tr.hits.b))
 			}
 		}
 	}
@@ -37,9 +37,9 @@ func (s *study) probeTaps(r *Report, trials []trial) {
 	effect := "its effect cannot be measured: it is the only tap"
 	for _, tr := range trials {
 		if tr.key == "tap-use" && tr.graph.Mute == final+1 {
-			gain := Interval{-tr.gain.Value, -tr.gain.High, -tr.gain.Low}
+			gain := Interval{-tr.hits.gain.Value, -tr.hits.gain.High, -tr.hits.gain.Low}
 			f.Effect = &gain
-			effect = fmt.Sprintf("leaving it out costs %.3f of %.3f hits (%s)", gain.Value, tr.a, gain.signed())
+			effect = fmt.Sprintf("leaving it out costs %.3f of %.3f hits (%s)", gain.Value, tr.hits.a, gain.signed())
 		}
 	}
 	f.Measure += "; " + effect

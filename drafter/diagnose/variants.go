@@ -88,12 +88,12 @@ func tapVariants(taps []drafter.Tap, n int, states []int, add adder) {
 	}
 	for _, by := range []int{-1, 1} {
 		if m, ok := moved(by); ok && !slices.Equal(m, taps) {
-			add("state-number", fmt.Sprintf("every tap one state %s", map[int]string{-1: "lower", 1: "higher"}[by]), func(g *Graph) { g.Taps = m })
+			add("state-number", fmt.Sprintf("every tap reading the state one %s", map[int]string{-1: "lower", 1: "higher"}[by]), func(g *Graph) { g.Taps = m })
 		}
 		for p, t := range taps {
 			other := drafter.Tap{State: t.State + by}
 			if known(other) && other.State >= 0 && other.State <= n {
-				add("state-number", fmt.Sprintf("tap %d reading state %d for %d", p, other.State, t.State), func(g *Graph) { g.Taps[p] = other })
+				add("tap-state", fmt.Sprintf("tap %d reading state %d for %d", p, other.State, t.State), func(g *Graph) { g.Taps[p] = other })
 			}
 		}
 	}
