@@ -124,11 +124,11 @@ type Counts struct {
 	Lost      int64 `json:"lost,omitempty"`
 
 	// And only the daemon these.
-	Stored     int64 `json:"stored"`      // handed to the stream, whole
-	StoredRows int64 `json:"stored_rows"` //
-	Faults     int64 `json:"faults"`      // set aside by a check
-	Dropped    int64 `json:"dropped"`     // not wanted
-	Tombstones int64 `json:"tombstones"`  // ended before they finished
+	Stored     int64 `json:"stored"` // handed to the stream, whole
+	StoredRows int64 `json:"stored_rows"`
+	Faults     int64 `json:"faults"`     // set aside by a check
+	Dropped    int64 `json:"dropped"`    // not wanted
+	Tombstones int64 `json:"tombstones"` // ended before they finished
 }
 
 // Add adds o to c.

@@ -6,11 +6,16 @@ import "fmt"
 // was read.
 type ring struct {
 	raw     []byte
+	store   func(freed uint64) // into the ring's counter
 	release func() error
 	ad      ringAd
 	width   int64 // bytes of a row
 	next    uint64
 }
+
+// headBytes are the ring's first bytes, of which the daemon writes the first
+// eight: how many slots it has read.
+const headBytes = 8
 
 // maxRing bounds what an engine may ask the daemon to map.
 const maxRing = 1 << 40
@@ -23,7 +28,7 @@ func (ad ringAd) check(width, have int64) error {
 		return badProtocol("a ring of kind %q; this daemon reads %s", ad.Kind, kindMemfd)
 	case ad.SlotBytes < width || ad.SlotBytes > maxRing:
 		return badProtocol("slots of %d bytes for rows of %d", ad.SlotBytes, width)
-	case ad.Slots < 1 || ad.Offset < 0 || ad.Offset > maxRing || ad.Slots > maxRing/ad.SlotBytes:
+	case ad.Slots < 1 || ad.Offset < headBytes || ad.Offset > maxRing || ad.Slots > maxRing/ad.SlotBytes:
 		return badProtocol("a ring of %d slots from byte %d", ad.Slots, ad.Offset)
 	case ad.Offset+ad.Slots*ad.SlotBytes > have:
 		return badProtocol("a ring of %d bytes in memory of %d", ad.Offset+ad.Slots*ad.SlotBytes, have)

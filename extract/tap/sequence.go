@@ -28,13 +28,13 @@ type block struct {
 	states [][]byte // by state, rows*width bytes
 }
 
-// sequence is a request on its way. While it is open its engine's goroutine
+// sequence is a request on its way. While it is open its link's goroutine
 // owns it, but for the fields that the source's mutex guards.
 type sequence struct {
-	id     string
-	age    uint64 // requests that began before it
-	engine *Engine
-	begin  begin
+	id    string
+	age   uint64 // requests that began before it
+	link  *link
+	begin begin
 
 	blocks []*block
 	ids    []int32 // of the rows

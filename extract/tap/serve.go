@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"time"
 )
 
 // accept serves the engines that come after the first.
@@ -34,23 +35,29 @@ func (s *Source) accept(l *Listener) {
 // link is one engine's connection at work.
 type link struct {
 	*Source
-	e      *Engine
-	ring   *ring
-	open   map[string]*sequence
-	seen   int64 // sequences, for the choice of those to probe
-	steps  int64
-	freed  uint64 // as the engine knows it
-	counts Counts
+	e     *Engine
+	ring  *ring
+	open  map[string]*sequence
+	seen  int64 // sequences, for the choice of those to probe
+	steps int64
+	freed uint64 // as the engine knows it
+
+	// Guarded by Source.mu:
+	counts  Counts
+	pending int // sequences that Next has not given out yet
 }
 
 // serve reads an engine until it has gone.
 func (s *Source) serve(e *Engine) {
 	l := &link{Source: s, e: e, open: map[string]*sequence{}}
-	stop := context.AfterFunc(s.ctx, func() { e.Refuse(context.Cause(s.ctx)) })
+	stop := context.AfterFunc(s.ctx, func() { _ = e.conn.SetReadDeadline(time.Unix(1, 0)) }) // wakes run
 	err := l.run()
 	stop()
-	var protocol bool
-	if protocol = errors.Is(err, ErrProtocol); protocol {
+	protocol := errors.Is(err, ErrProtocol)
+	switch {
+	case s.ctx.Err() != nil:
+		e.Refuse(context.Cause(s.ctx))
+	case protocol:
 		e.Refuse(err)
 	}
 	e.close()
@@ -142,9 +149,14 @@ func (l *link) sendCredit() error {
 	}{typeCredit, l.freed})
 }
 
-// credit tells the engine what was read: when nothing more is there to read,
+// credit tells the engine what was read: at once in the ring's counter, and
+// in a message, which wakes an engine that waits, when nothing more is there to read,
 // or a sixteenth of the ring has gathered.
 func (l *link) credit() error {
+	if l.ring == nil {
+		return nil
+	}
+	l.ring.store(l.ring.next)
 	due := l.ring.next - l.freed
 	if due == 0 || l.e.in.Buffered() > 0 && due < uint64(l.ring.ad.Slots)/16 {
 		return nil
@@ -166,7 +178,7 @@ func (l *link) onBegin(body []byte) error {
 	if err := l.checkIDs(b.R, b.Prompt); err != nil {
 		return err
 	}
-	q := &sequence{id: b.R, engine: l.e, begin: b}
+	q := &sequence{id: b.R, link: l, begin: b}
 	l.open[b.R] = q
 	if b.Cached > 0 {
 		q.fault(checkRows, "the first %d rows are missing, a prefix cache has them; capture without one", b.Cached)
@@ -366,7 +378,7 @@ func (s *Source) reserve(q *sequence) bool {
 		}
 		youngest.evicted = true
 		s.freeLocked(youngest)
-		s.wait.Go(func() { _ = youngest.engine.sendDrop(youngest.id, "no memory") }) // the engine may be gone
+		s.wait.Go(func() { _ = youngest.link.e.sendDrop(youngest.id, "no memory") }) // the engine may be gone
 	}
 	s.used += need
 	q.bytes += need
@@ -461,8 +473,27 @@ func (l *link) end(q *sequence) {
 	}
 	if !q.dropped {
 		s.done = append(s.done, q)
+		l.pending++
 	}
 	s.changed.Broadcast()
+}
+
+// settleWait is how long a goodbye waits for what the engine has finished to
+// be published.
+const settleWait = 20 * time.Second
+
+// settle waits until it is known what became of the engine's requests, so
+// that the goodbye can say so, or a claim's failure can still be told.
+func (l *link) settle() {
+	s := l.Source
+	ctx, cancel := context.WithTimeout(s.ctx, settleWait)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { s.mu.Lock(); defer s.mu.Unlock(); s.changed.Broadcast() })()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for l.pending > 0 && ctx.Err() == nil {
+		s.changed.Wait()
+	}
 }
 
 func (l *link) onBye(body []byte) error {
@@ -473,6 +504,10 @@ func (l *link) onBye(body []byte) error {
 		return err
 	}
 	s := l.Source
+	l.settle()
+	if s.ctx.Err() != nil {
+		return context.Cause(s.ctx) // which the engine is told instead
+	}
 	s.mu.Lock()
 	c := l.counts
 	s.counts.Add(Counts{ShedRows: b.Counts.ShedRows, Unsampled: b.Counts.Unsampled, OptOut: b.Counts.OptOut, Lost: b.Counts.Lost})

@@ -245,15 +245,17 @@ func (s *Source) take(ctx context.Context) (*sequence, error) {
 
 // tally counts a sequence that was given out. The mutex is held.
 func (s *Source) tally(f *finished) {
+	var c Counts
 	switch {
 	case f.stone:
-		s.counts.Tombstones++
+		c.Tombstones = 1
 	case f.check != "":
-		s.counts.Faults++
+		c.Faults = 1
 	default:
-		s.counts.Stored++
-		s.counts.StoredRows += int64(len(f.tokens))
+		c.Stored, c.StoredRows = 1, int64(len(f.tokens))
 	}
+	s.count(f.link, c)
+	f.link.pending--
 }
 
 // fail ends the source: every engine is told why.

@@ -28,6 +28,7 @@ func (w *wire) Read(p []byte) (int, error) {
 			return 0, err
 		}
 	}
+	n = max(n, 0) // it is -1 with an error
 	if n == 0 && err == nil {
 		err = io.EOF
 	}

@@ -27,6 +27,8 @@ log = logging.getLogger("draftscope_tap")
 
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 _MAX_QUEUE = 1 << 16  # messages that a daemon may leave unread
+_POLL = 0.002  # seconds between looks at the ring's counter: in a busy
+# process the thread that reads the socket may wait long for its turn
 
 
 class Refused(Exception):
@@ -87,6 +89,8 @@ class _Session:
         self.alive = True
         self.counts: Counts = Counts()
         self.goodbye: Mapping[str, int] | None = None
+        self.lock = threading.Lock()
+        self.behind = 0  # messages that are left to the sender
         self.out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.sender = threading.Thread(target=self._send, name="draftscope-tap-send", daemon=True)
         self.sender.start()
@@ -98,12 +102,28 @@ class _Session:
             except OSError:
                 self.hang_up()
                 return
+            with self.lock:
+                self.behind -= 1
 
     def put(self, message: Mapping[str, Any]) -> None:
-        if self.out.qsize() > _MAX_QUEUE:
-            log.warning("the daemon does not read; the connection is closed")
-            self.hang_up()
-        self.out.put(protocol.encode(message))
+        """Sends from this thread what the socket takes at once; what it does
+        not is left to the sender, and so is all that comes behind it."""
+        data = protocol.encode(message)
+        with self.lock:
+            if self.behind == 0:
+                try:
+                    data = data[self.sock.send(data, socket.MSG_DONTWAIT) :]
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    return self.hang_up()
+            if not data:
+                return
+            self.behind += 1
+            if self.behind > _MAX_QUEUE:
+                log.warning("the daemon does not read; the connection is closed")
+                return self.hang_up()
+            self.out.put(data)
 
     def hang_up(self) -> None:
         with contextlib.suppress(OSError):
@@ -231,11 +251,7 @@ class Client:
                 message = protocol.receive(session.sock)
                 kind = message["type"]
                 with self._changed:
-                    if kind == "credit":
-                        session.ring.freed = int(message["freed"])
-                        if session.ring.free * 2 >= session.ring.slots:
-                            session.congested = False
-                    elif kind == "drop":
+                    if kind == "drop":
                         request = session.open.get(message["r"])
                         if request is not None and request.state == "open":
                             request.state = "dropped"
@@ -331,6 +347,8 @@ class Client:
             session = self._session
             if session is None:
                 return
+            if session.congested and session.ring.free * 2 >= session.ring.slots:
+                session.congested = False
             end = time.monotonic() + (0 if session.congested else self._deadline)
             live = sorted((r for r in rows if r.request.session is session and r.ids), key=lambda r: r.request.age)
             todo = []
@@ -346,7 +364,7 @@ class Client:
                     if left <= 0:
                         self._shed(session, todo)
                         return
-                    self._changed.wait(left)
+                    self._changed.wait(min(left, _POLL))
                     continue
                 todo = self._send(session, todo, states, free)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import struct
 from typing import Sequence
 
 import torch
@@ -32,7 +33,12 @@ class Ring:
         flat = torch.frombuffer(self._map, dtype=dtype, offset=OFFSET, count=self.slots * states * hidden)
         self._rows = flat.view(self.slots, states, hidden)
         self.head = 0  # slots written, ever
-        self.freed = 0  # slots that the daemon has read, ever
+
+    @property
+    def freed(self) -> int:
+        """Slots that the daemon has read, ever: it writes them here."""
+        (n,) = struct.unpack_from("<Q", self._map)
+        return int(n)
 
     @property
     def free(self) -> int:

@@ -1,0 +1,225 @@
+//go:build linux
+
+package tap
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/draftscope/draftscope/schemas"
+)
+
+func TestAnEngineThatDoesNotKeepToTheProtocolIsRefused(t *testing.T) {
+	for name, tt := range map[string]struct {
+		do   func(e *engine)
+		says string
+	}{
+		"a ring that is not sealed": {func(e *engine) { e.offer(4, nil, false) }, "sealed"},
+		"a ring larger than its memory": {func(e *engine) {
+			e.offer(4, map[string]any{"slots": 5}, true)
+		}, "in memory of"},
+		"slots smaller than a row": {func(e *engine) {
+			e.offer(4, map[string]any{"slot_bytes": 31}, true)
+		}, "for rows of 32"},
+		"sizes that overflow": {func(e *engine) {
+			e.offer(4, map[string]any{"slots": int64(1) << 62}, true)
+		}, "a ring of"},
+		"another kind of ring": {func(e *engine) {
+			e.offer(4, map[string]any{"kind": "cuda_ipc"}, true)
+		}, "kind"},
+		"a ring without memory": {func(e *engine) {
+			e.send(map[string]any{"type": typeRing, "kind": kindMemfd, "offset": 8, "slot_bytes": 32, "slots": 1})
+		}, "without its descriptor"},
+		"rows before the ring": {func(e *engine) {
+			e.send(map[string]any{"type": typeBegin, "r": "a"})
+		}, "before the ring"},
+		"an unknown message": {func(e *engine) {
+			e.offer(4, nil, true)
+			e.send(map[string]any{"type": "greet"})
+		}, "greet"},
+		"a request that is not open": {func(e *engine) {
+			e.offer(4, nil, true)
+			e.step(e.rows("a", 0, 1))
+		}, "not open"},
+		"a request that begins twice": {func(e *engine) {
+			e.offer(4, nil, true)
+			e.begin("a", 1)
+			e.begin("a", 1)
+		}, "twice"},
+		"a name that is a path": {func(e *engine) {
+			e.offer(4, nil, true)
+			e.begin("../a", 1)
+		}, "called"},
+		"a token outside the vocabulary": {func(e *engine) {
+			e.offer(4, nil, true)
+			e.begin("a", 100)
+		}, "vocabulary"},
+		"slots out of order": {func(e *engine) {
+			e.offer(4, nil, true)
+			e.begin("a", 1)
+			e.slot = 2
+			e.step(e.rows("a", 0, 1))
+		}, "next slot is 0"},
+		"more rows than slots": {func(e *engine) {
+			e.offer(4, nil, true)
+			e.begin("a", 1)
+			e.step(e.rows("a", 0, 1, 2, 3, 4, 5))
+		}, "of a ring of 4"},
+		"a step that is skipped": {func(e *engine) {
+			e.offer(4, nil, true)
+			e.begin("a", 1)
+			e.steps = 1
+			e.step(e.rows("a", 0, 1))
+		}, "step 1, want 0"},
+		"bytes that are no message": {func(e *engine) {
+			if _, err := e.conn.Write([]byte("GET / HTTP/1.1\r\n\r\n")); err != nil {
+				e.t.Error(err)
+			}
+		}, "bytes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := listen(t)
+			e := d.dial()
+			e.send(testHello)
+			d.welcome(Config{})
+			e.hear(typeWelcome)
+			tt.do(e)
+			if m := e.hear(typeRefuse); !strings.Contains(fmt.Sprint(m["reason"]), tt.says) {
+				t.Errorf("refused for %v, want %q", m["reason"], tt.says)
+			}
+			// What it had begun becomes a tombstone, and that is all.
+			for {
+				_, g, err := d.next()
+				if errors.Is(err, io.EOF) {
+					break
+				}
+				if err != nil || g.fault == nil || g.fault.Check != stoneDisconnected {
+					t.Fatalf("%+v, %v", g, err)
+				}
+			}
+		})
+	}
+}
+
+func TestAnEngineOfAnotherModelIsRefusedAndTheFirstGoesOn(t *testing.T) {
+	d := listen(t)
+	e := d.ready(Config{}, 8)
+	other := map[string]any{"type": typeHello, "protocol": Protocol, "dtype": "f32", "model": map[string]any{"layers": 7, "hidden": testHidden, "vocab": 100}}
+	o := d.dial()
+	o.send(other)
+	if m := o.hear(typeRefuse); !strings.Contains(fmt.Sprint(m["reason"]), "another model") {
+		t.Error(m)
+	}
+	other["protocol"] = 9
+	o = d.dial()
+	o.send(other)
+	if m := o.hear(typeRefuse); !strings.Contains(fmt.Sprint(m["reason"]), "version 9") {
+		t.Error(m)
+	}
+	e.begin("a", 1)
+	e.step(e.rows("a", 0, 1))
+	e.finish("a", 1, 1, 2)
+	e.bye()
+	if _, g, err := d.next(); err != nil {
+		t.Fatal(err)
+	} else {
+		g.check(t, 1, 1)
+	}
+}
+
+func TestASocketThatIsInUseIsNotTaken(t *testing.T) {
+	d := listen(t)
+	if l, err := Listen(d.path); err == nil {
+		l.Close()
+		t.Error("two daemons listen at one socket")
+	}
+	d.l.l.SetUnlinkOnClose(false)
+	d.l.Close()
+	l, err := Listen(d.path) // what a killed daemon leaves
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+}
+
+func TestEveryHalfBecomesItsOwnFloat(t *testing.T) {
+	for code := range 1 << 16 {
+		h := uint16(code)
+		got := float64(half(h))
+		exp, frac := int(h>>10)&0x1f, float64(h&0x3ff)
+		want := math.Ldexp(1024+frac, exp-25)
+		switch exp {
+		case 0:
+			want = math.Ldexp(frac, -24)
+		case 0x1f:
+			want = math.Inf(1)
+			if frac != 0 {
+				want = math.NaN()
+			}
+		}
+		want = math.Copysign(want, 1-2*float64(h>>15))
+		if got != want && !(math.IsNaN(got) && math.IsNaN(want)) {
+			t.Fatalf("half %04x became %v, want %v", code, got, want)
+		}
+		if !math.IsNaN(got) && toHalf(half(h)) != h {
+			t.Fatalf("half %04x came back as %04x", code, toHalf(half(h)))
+		}
+	}
+}
+
+func TestNotFiniteIsCountedInEveryFormat(t *testing.T) {
+	for _, f := range formats {
+		for _, tt := range []struct {
+			bits       uint32
+			nans, infs int
+		}{{0, 0, 0}, {f.exp, 0, 1}, {f.exp | f.frac, 1, 0}, {f.exp | 1, 1, 0}, {f.exp - 1, 0, 0}} {
+			raw := make([]byte, 2*f.size)
+			for i := range f.size {
+				raw[f.size+i] = byte(tt.bits >> (8 * i))
+			}
+			if nans, infs := f.notFinite(raw); nans != tt.nans || infs != tt.infs {
+				t.Errorf("%s %x: %d NaN, %d Inf; want %d, %d", f.name, tt.bits, nans, infs, tt.nans, tt.infs)
+			}
+		}
+	}
+	if d, err := Kept("f16"); d != schemas.F32 || err != nil {
+		t.Errorf("f16 is kept as %s (%v)", d, err)
+	}
+	if _, err := Kept("fp8"); !errors.Is(err, ErrProtocol) {
+		t.Error(err)
+	}
+}
+
+func FuzzReadFrame(f *testing.F) {
+	good, err := frame(map[string]any{"type": "step", "n": 1, "rows": []any{map[string]any{"r": "a", "pos": 1, "ids": []int{1}, "slot": 2}}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good)
+	f.Add([]byte{255, 255, 255, 0, '{'})
+	f.Add([]byte{2, 0, 0, 0, '{', '}'})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r := bytes.NewReader(data)
+		var buf []byte
+		for {
+			kind, body, grown, err := readFrame(r, buf)
+			buf = grown
+			if err != nil {
+				return
+			}
+			// What is decoded of it is an error or a value, never a panic.
+			_, _ = decode[Hello](kind, body)
+			_, _ = decode[step](kind, body)
+			_, _ = decode[ending](kind, body)
+			_, _ = decode[ringAd](kind, body)
+			if cap(buf) > len(data)+1<<21 {
+				t.Fatalf("%d bytes of input cost %d", len(data), cap(buf))
+			}
+		}
+	})
+}
