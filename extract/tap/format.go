@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/draftscope/draftscope/extract/probe"
 	"github.com/draftscope/draftscope/schemas"
 )
 
@@ -46,7 +47,7 @@ func (f format) appendKept(dst, raw []byte, d schemas.DType) []byte {
 		return append(dst, raw...)
 	case f.name == "f16" && d == schemas.F32:
 		for i := 0; i+1 < len(raw); i += 2 {
-			dst = binary.LittleEndian.AppendUint32(dst, math.Float32bits(half(binary.LittleEndian.Uint16(raw[i:]))))
+			dst = binary.LittleEndian.AppendUint32(dst, math.Float32bits(probe.Half(binary.LittleEndian.Uint16(raw[i:]))))
 		}
 		return dst
 	}
@@ -58,7 +59,7 @@ func (f format) floats(dst []float32, raw []byte) []float32 {
 		return schemas.DType(f.name).AppendFloats(dst, raw)
 	}
 	for i := 0; i+1 < len(raw); i += 2 {
-		dst = append(dst, half(binary.LittleEndian.Uint16(raw[i:])))
+		dst = append(dst, probe.Half(binary.LittleEndian.Uint16(raw[i:])))
 	}
 	return dst
 }
@@ -93,16 +94,4 @@ func (f format) checkFinite(raw []byte, pos int, states []int) string {
 		}
 	}
 	return ""
-}
-
-// half converts an IEEE 754 half exactly.
-func half(h uint16) float32 {
-	sign, exp, frac := uint32(h>>15)<<31, uint32(h>>10)&0x1f, uint32(h)&0x3ff
-	switch exp {
-	case 0x1f: // Inf, and NaN with its payload
-		return math.Float32frombits(sign | 0xff<<23 | frac<<13)
-	case 0: // zero and subnormals: frac · 2^-24
-		return math.Float32frombits(sign | math.Float32bits(float32(frac)*(1.0/(1<<24))))
-	}
-	return math.Float32frombits(sign | (exp+127-15)<<23 | frac<<13)
 }

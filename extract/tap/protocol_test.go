@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"strings"
 	"testing"
 
@@ -145,31 +144,6 @@ func TestASocketThatIsInUseIsNotTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.Close()
-}
-
-func TestEveryHalfBecomesItsOwnFloat(t *testing.T) {
-	for code := range 1 << 16 {
-		h := uint16(code)
-		got := float64(half(h))
-		exp, frac := int(h>>10)&0x1f, float64(h&0x3ff)
-		want := math.Ldexp(1024+frac, exp-25)
-		switch exp {
-		case 0:
-			want = math.Ldexp(frac, -24)
-		case 0x1f:
-			want = math.Inf(1)
-			if frac != 0 {
-				want = math.NaN()
-			}
-		}
-		want = math.Copysign(want, 1-2*float64(h>>15))
-		if got != want && !(math.IsNaN(got) && math.IsNaN(want)) {
-			t.Fatalf("half %04x became %v, want %v", code, got, want)
-		}
-		if !math.IsNaN(got) && toHalf(half(h)) != h {
-			t.Fatalf("half %04x came back as %04x", code, toHalf(half(h)))
-		}
-	}
 }
 
 func TestNotFiniteIsCountedInEveryFormat(t *testing.T) {

@@ -2,12 +2,10 @@ package tap
 
 import (
 	"fmt"
-	"math"
 	"slices"
 
 	"github.com/apache/arrow/go/v17/arrow"
-	"github.com/draftscope/draftscope/cuda"
-	"github.com/draftscope/draftscope/extract/target"
+	"github.com/draftscope/draftscope/extract/probe"
 	"github.com/draftscope/draftscope/schemas"
 )
 
@@ -27,8 +25,9 @@ func (s *Source) complete(q *sequence) (*finished, error) {
 		return f, nil
 	}
 	if q.probe {
-		if err := s.prober.test(q); err != nil {
-			return nil, err
+		err := s.prober.Test(q.ids, func(i, r int) []float32 { return q.rowsOf(i, r, r+1, s.cfg.DType) })
+		if err != nil {
+			return nil, fmt.Errorf("testing the states of sequence %s: %w", q.id, err)
 		}
 	}
 	turn, role := make([]int32, len(q.ids)), slices.Repeat([]string{"unknown"}, len(q.ids))
@@ -38,7 +37,7 @@ func (s *Source) complete(q *sequence) (*finished, error) {
 	f.tokens = q.tokens(turn, role)
 	n := s.hello.Model.Layers
 	if i := slices.Index(s.cfg.States, n); i >= 0 && s.cfg.Target != nil {
-		bad, err := score(s.cfg.Target, f.tokens, func(lo, hi int) []float32 { return q.rowsOf(i, lo, hi, s.cfg.DType) })
+		bad, err := probe.Score(s.cfg.Target, f.tokens, func(lo, hi int) []float32 { return q.rowsOf(i, lo, hi, s.cfg.DType) })
 		if err != nil {
 			return nil, fmt.Errorf("scoring sequence %s: %w", q.id, err)
 		}
@@ -56,55 +55,6 @@ func (s *Source) complete(q *sequence) (*finished, error) {
 		f.row.Text = &text
 	}
 	return f, nil
-}
-
-// scoreRows bounds the rows of one head product.
-const scoreRows = 256
-
-// score fills in the target's argmax after every token, and the
-// log-probability of the token that does follow. final gives rows of state n.
-// bad names a row whose logits are not finite.
-func score(m *target.Model, tokens []schemas.Token, final func(lo, hi int) []float32) (bad string, err error) {
-	dev, h := m.Device(), m.Config().Hidden
-	buf, err := dev.New(min(len(tokens), scoreRows) * h)
-	if err != nil {
-		return "", err
-	}
-	defer buf.Close()
-	for lo := 0; lo < len(tokens); lo += scoreRows {
-		hi := min(lo+scoreRows, len(tokens))
-		x := cuda.Matrix(buf, hi-lo, h)
-		if err := dev.Upload(x, final(lo, hi)); err != nil {
-			return "", err
-		}
-		normed, err := m.Normed(x)
-		if err != nil {
-			return "", err
-		}
-		labels := make([]int32, hi-lo)
-		for i := range labels {
-			labels[i] = -1
-			if lo+i+1 < len(tokens) {
-				labels[i] = tokens[lo+i+1].TokenID
-			}
-		}
-		res, err := dev.Head(cuda.HeadArgs{Hidden: normed, Weight: m.Head(), K: 1, Labels: labels})
-		if err != nil {
-			return "", err
-		}
-		for i := range labels {
-			if lse := float64(res.LSE[i]); math.IsNaN(lse) || math.IsInf(lse, 0) {
-				return fmt.Sprintf("row %d: the logits are not finite (log-sum-exp %v)", lo+i, lse), nil
-			}
-			t := &tokens[lo+i]
-			t.TargetArgmax = &res.TopIDs[i]
-			if labels[i] >= 0 {
-				logprob := res.LabelLogit[i] - res.LSE[i]
-				t.TargetLogprob = &logprob
-			}
-		}
-	}
-	return "", nil
 }
 
 // record is the sequence's next record: a fault, the next rows, or at last

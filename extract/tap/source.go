@@ -19,6 +19,7 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/memory"
+	"github.com/draftscope/draftscope/extract/probe"
 	"github.com/draftscope/draftscope/extract/target"
 	"github.com/draftscope/draftscope/extract/tokenizer"
 	"github.com/draftscope/draftscope/schemas"
@@ -63,7 +64,7 @@ type Source struct {
 	hello  Hello
 	format format
 	width  int64 // bytes of a state in a record
-	prober prober
+	prober probe.Prober
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -129,7 +130,7 @@ func newSource(hello Hello, cfg Config) (*Source, error) {
 	if err := errors.Join(s.validate(), s.checkModel(hello)); err != nil {
 		return nil, err
 	}
-	s.prober = prober{model: cfg.Target, states: cfg.States, format: f, dtype: cfg.DType}
+	s.prober = probe.Prober{Model: cfg.Target, States: cfg.States, DType: f.name}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	return s, nil
 }

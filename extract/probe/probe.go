@@ -1,9 +1,9 @@
-package tap
+// Package probe asks a target what it knows of states that came from
+// elsewhere: which of its states they are ([Prober]), and what it would have
+// said after them ([Score]).
+package probe
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"math"
@@ -11,58 +11,18 @@ import (
 
 	"github.com/draftscope/draftscope/cuda"
 	"github.com/draftscope/draftscope/extract/target"
-	"github.com/draftscope/draftscope/schemas"
 )
 
-// sameModel compares what an engine says of its model with the target.
-func sameModel(h Hello, m *target.Model) error {
-	c := m.Config()
-	var errs []error
-	for _, x := range []struct {
-		what       string
-		has, wants int
-	}{{"layers", h.Model.Layers, c.Layers}, {"hidden", h.Model.Hidden, c.Hidden}, {"vocabulary", h.Model.Vocab, c.Vocab}} {
-		if x.has != x.wants {
-			errs = append(errs, fmt.Errorf("%w: the engine's model has %s %d and the target %d; give the --target that the engine runs", ErrClaim, x.what, x.has, x.wants))
-		}
-	}
-	if p := h.Model.Fingerprint; p != "" && p != m.Fingerprint() {
-		errs = append(errs, fmt.Errorf("%w: the engine's model has the fingerprint %.12s and the target %.12s", ErrClaim, p, m.Fingerprint()))
-	}
-	if len(errs) == 0 && h.FinalNorm.SHA256 != "" {
-		sum, err := normSum(m)
-		if err != nil {
-			return err
-		}
-		if sum != h.FinalNorm.SHA256 {
-			errs = append(errs, fmt.Errorf("%w: the weights of the engine's final norm are not the target's; give the --target that the engine runs", ErrClaim))
-		}
-	}
-	return errors.Join(errs...)
-}
+// ErrClaim marks states that are not what somebody says they are.
+var ErrClaim = errors.New("wrong claim")
 
-// normSum is the hash of the final norm's weights that a hello carries.
-func normSum(m *target.Model) (string, error) {
-	w, _, _ := m.FinalNorm()
-	vals := make([]float32, w.Rows*w.Cols)
-	if err := m.Device().Download(vals, w); err != nil {
-		return "", fmt.Errorf("reading the final norm: %w", err)
-	}
-	var raw []byte
-	for _, v := range vals {
-		raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(v))
-	}
-	sum := sha256.Sum256(raw)
-	return hex.EncodeToString(sum[:]), nil
-}
-
-// prober runs a few rows of a sequence natively, and finds out what the
-// engine's states are.
-type prober struct {
-	model  *target.Model
-	states []int // claimed
-	format format
-	dtype  schemas.DType // of the rows
+// Prober runs a few rows of sequences natively.
+type Prober struct {
+	Model  *target.Model
+	States []int // what the rows are claimed to be, slot by slot
+	// DType is that in which the rows came: for bf16 and f16, a row may be
+	// the one that was taken for the other.
+	DType string
 }
 
 const (
@@ -79,38 +39,85 @@ const (
 	nearDistance = 0.25
 )
 
-// nearness is how near two sets of rows are, as means over the rows.
-type nearness struct{ cosine, distance float64 }
+// Nearness is how near two sets of rows are, as means over the rows.
+type Nearness struct{ Cosine, Distance float64 }
 
-func (n nearness) String() string {
-	return fmt.Sprintf("cosine %.4f, distance %.3f", n.cosine, n.distance)
+func (n Nearness) fits() bool { return n.Cosine >= nearCosine && n.Distance <= nearDistance }
+
+// String says both.
+func (n Nearness) String() string {
+	return fmt.Sprintf("cosine %.4f, distance %.3f", n.Cosine, n.Distance)
 }
 
-// test compares rows of q with the target's. An error that wraps [ErrClaim]
-// names, for each state that is not what the engine calls it, what it is.
-func (p prober) test(q *sequence) error {
-	rows := probeRows(min(len(q.ids), probeWindow))
-	if len(rows) == 0 {
+// Rows gives row r of slot i.
+type Rows func(i, r int) []float32
+
+// Test compares rows of a sequence of these ids with the target's. An error
+// that wraps [ErrClaim] names, for each state that is not what it is claimed
+// to be, what it is.
+func (p Prober) Test(ids []int32, rows Rows) error {
+	window := probeRows(min(len(ids), probeWindow))
+	if len(window) == 0 {
 		return nil // one row says nothing: its state may be any token's
 	}
-	native, err := p.run(q.ids, rows)
+	native, err := p.run(ids, window)
 	if err != nil {
-		return fmt.Errorf("testing the states of sequence %s: running the target: %w", q.id, err)
+		return fmt.Errorf("running the target: %w", err)
 	}
 	var wrong []string
-	for i, c := range p.states {
-		got := make([][]float32, len(rows))
-		for j, r := range rows {
-			got[j] = q.rowsOf(i, r, r+1, p.dtype)
-		}
-		if verdict := p.judge(c, got, native, rows); verdict != "" {
+	for i, c := range p.States {
+		if verdict := p.judge(c, pick(rows, i, window), native, window); verdict != "" {
 			wrong = append(wrong, fmt.Sprintf("state %d: %s", c, verdict))
 		}
 	}
 	if len(wrong) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: sequence %s: %s", ErrClaim, q.id, strings.Join(wrong, "; "))
+	return fmt.Errorf("%w: %s", ErrClaim, strings.Join(wrong, "; "))
+}
+
+func pick(rows Rows, i int, window []int) [][]float32 {
+	out := make([][]float32, len(window))
+	for j, r := range window {
+		out[j] = rows(i, r)
+	}
+	return out
+}
+
+// Found is what a slot's rows are.
+type Found struct {
+	State  int  // the nearest state
+	Normed bool // or rather the last one, after the final norm
+	Near   Nearness
+}
+
+// Find says which states the rows of so many slots are. An error that wraps
+// [ErrClaim] names a slot that is none of the target's states.
+func (p Prober) Find(ids []int32, slots int, rows Rows) ([]Found, error) {
+	window := probeRows(min(len(ids), probeWindow))
+	if len(window) == 0 {
+		return nil, fmt.Errorf("%w: a sequence of %d tokens is too short to tell", ErrClaim, len(ids))
+	}
+	native, err := p.run(ids, window)
+	if err != nil {
+		return nil, fmt.Errorf("running the target: %w", err)
+	}
+	n := p.Model.Config().Layers
+	out := make([]Found, slots)
+	for i := range out {
+		got := pick(rows, i, window)
+		out[i].Near, _ = near(got, native[normed], window, 0)
+		out[i].State, out[i].Normed = n, true
+		for c := range n + 1 {
+			if d, _ := near(got, native[nameOf(c)], window, 0); d.Distance < out[i].Near.Distance {
+				out[i] = Found{c, false, d}
+			}
+		}
+		if !out[i].Near.fits() {
+			return nil, fmt.Errorf("%w: slot %d is none of the target's states (nearest is state %d: %v)", ErrClaim, i, out[i].State, out[i].Near)
+		}
+	}
+	return out, nil
 }
 
 // probeRows are the rows of a window that are compared: both ends of it, but
@@ -132,8 +139,8 @@ func nameOf(c int) string { return fmt.Sprintf("state %d", c) }
 
 // run computes all states of the rows around those asked for, and the final
 // norm of the last.
-func (p prober) run(ids []int32, rows []int) (natives, error) {
-	n, h := p.model.Config().Layers, p.model.Config().Hidden
+func (p Prober) run(ids []int32, rows []int) (natives, error) {
+	n, h := p.Model.Config().Layers, p.Model.Config().Hidden
 	want := map[int]bool{}
 	for _, r := range rows {
 		want[r-1], want[r], want[r+1] = true, true, true
@@ -142,7 +149,7 @@ func (p prober) run(ids []int32, rows []int) (natives, error) {
 	for c := range all {
 		all[c] = c
 	}
-	seq, err := p.model.NewSequence()
+	seq, err := p.Model.NewSequence()
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +170,7 @@ func (p prober) run(ids []int32, rows []int) (natives, error) {
 		if !want[lo] {
 			states = nil
 		}
-		got, err := p.model.Forward([]*target.Sequence{seq}, [][]int32{ids[lo:hi]}, states)
+		got, err := p.Model.Forward([]*target.Sequence{seq}, [][]int32{ids[lo:hi]}, states)
 		if err != nil {
 			return nil, err
 		}
@@ -184,14 +191,14 @@ func (p prober) run(ids []int32, rows []int) (natives, error) {
 
 const normed = "the last state after the final norm"
 
-func (p prober) normed(out natives, final cuda.Tensor, lo, hi int) error {
-	y, err := p.model.Normed(final)
+func (p Prober) normed(out natives, final cuda.Tensor, lo, hi int) error {
+	y, err := p.Model.Normed(final)
 	if err != nil {
 		return err
 	}
 	h := y.Cols
 	vals := make([]float32, y.Rows*h)
-	if err := p.model.Device().Download(vals, y); err != nil {
+	if err := p.Model.Device().Download(vals, y); err != nil {
 		return err
 	}
 	for r := lo; r < hi; r++ {
@@ -202,11 +209,11 @@ func (p prober) normed(out natives, final cuda.Tensor, lo, hi int) error {
 
 // judge says what is wrong with the rows got, which are claimed to be state
 // c; "" when they are.
-func (p prober) judge(c int, got [][]float32, native natives, rows []int) string {
+func (p Prober) judge(c int, got [][]float32, native natives, rows []int) string {
 	claimed, _ := near(got, native[nameOf(c)], rows, 0)
 	best, bestName := claimed, ""
 	try := func(name string, vals [][]float32, of map[int][]float32, shift int) {
-		if n, ok := near(vals, of, rows, shift); ok && n.distance < best.distance {
+		if n, ok := near(vals, of, rows, shift); ok && n.Distance < best.Distance {
 			best, bestName = n, name
 		}
 	}
@@ -221,22 +228,21 @@ func (p prober) judge(c int, got [][]float32, native natives, rows []int) string
 	if other, name := p.reread(got); other != nil {
 		try(name, other, native[nameOf(c)], 0)
 	}
-	fits := claimed.cosine >= nearCosine && claimed.distance <= nearDistance
 	switch {
-	case bestName != "" && best.cosine >= nearCosine && best.distance <= nearDistance:
+	case bestName != "" && best.fits():
 		return fmt.Sprintf("%s (%v; as claimed %v)", bestName, best, claimed)
-	case fits:
+	case claimed.fits():
 		return ""
 	}
 	return fmt.Sprintf("it is none of the target's states (%v; a missing prefix, other weights, or padding taken for tokens?)", claimed)
 }
 
 // reread is the same bytes as the other 16-bit type.
-func (p prober) reread(got [][]float32) (vals [][]float32, name string) {
+func (p Prober) reread(got [][]float32) (vals [][]float32, name string) {
 	bits := func(v float32) uint16 { return uint16(math.Float32bits(v) >> 16) }
-	read := half
+	read := Half
 	name = "its bytes are f16, sent as bf16"
-	switch p.format.name {
+	switch p.DType {
 	case "f16":
 		bits, name = toHalf, "its bytes are bf16, sent as f16"
 		read = func(h uint16) float32 { return math.Float32frombits(uint32(h) << 16) }
@@ -254,23 +260,9 @@ func (p prober) reread(got [][]float32) (vals [][]float32, name string) {
 	return vals, name
 }
 
-// toHalf is the half that v, which was a half, came from.
-func toHalf(v float32) uint16 {
-	bits := math.Float32bits(v)
-	sign := uint16(bits>>16) & 0x8000
-	exp, frac := int(bits>>23)&0xff-127+15, bits&0x7fffff
-	switch {
-	case exp >= 0x1f:
-		return sign | 0x7c00 | uint16(frac>>13)
-	case exp <= 0:
-		return sign | uint16(math.Abs(float64(v))*(1<<24))
-	}
-	return sign | uint16(exp)<<10 | uint16(frac>>13)
-}
-
 // near compares rows with those of of that lie shift away. It is not ok where
 // none is there to compare.
-func near(got [][]float32, of map[int][]float32, rows []int, shift int) (n nearness, ok bool) {
+func near(got [][]float32, of map[int][]float32, rows []int, shift int) (n Nearness, ok bool) {
 	count := 0.0
 	for j, r := range rows {
 		want := of[r+shift]
@@ -283,13 +275,13 @@ func near(got [][]float32, of map[int][]float32, rows []int, shift int) (n nearn
 			dot, gg, ww, dd = dot+g*w, gg+g*g, ww+w*w, dd+(g-w)*(g-w)
 		}
 		if gg > 0 && ww > 0 {
-			n.cosine += dot / math.Sqrt(gg*ww)
+			n.Cosine += dot / math.Sqrt(gg*ww)
 		}
-		n.distance += math.Sqrt(dd / max(ww, 1e-30))
+		n.Distance += math.Sqrt(dd / max(ww, 1e-30))
 		count++
 	}
 	if count == 0 {
-		return nearness{distance: math.Inf(1)}, false
+		return Nearness{Distance: math.Inf(1)}, false
 	}
-	return nearness{n.cosine / count, n.distance / count}, true
+	return Nearness{n.Cosine / count, n.Distance / count}, true
 }
