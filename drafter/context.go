@@ -8,7 +8,7 @@ import (
 
 // extendRows bounds the rows that one pass of [Context.Extend] projects, and
 // so its scratch memory.
-const extendRows = 512
+const extendRows = 1024
 
 // dflashContext holds a sequence's keys and values, ready for attention: row t
 // of layer i's K is rope(k_norm(Wk·c_t)), of its V Wv·c_t.
@@ -82,15 +82,19 @@ func (c *dflashContext) extend(taps []cuda.Tensor, lo, hi int) error {
 		o.gemm(ctx, taps[p].RowRange(lo, hi), w, p > 0)
 	}
 	o.norm(ctx, ctx, m.ctxNorm, m.spec.Eps)
-	pos := make([]int32, n)
+	pos, same := make([]int32, n), make([]int32, n)
 	for i := range pos {
-		pos[i] = int32(c.rows + i)
+		pos[i], same[i] = int32(c.rows+i), int32(i)
 	}
+	// One product for all layers fills a GPU; a row of weights gives the same
+	// numbers wherever it lies.
+	kv := m.scratch.tensor(&o, "kv", n, m.kv.Rows)
+	o.gemm(kv, ctx, m.kv, false)
 	for i := range m.layers {
 		l := &m.layers[i]
 		k, v := c.layer(i, c.rows, c.rows+n)
-		o.gemm(k, ctx, l.k, false)
-		o.gemm(v, ctx, l.v, false)
+		o.gather(k, kv.ColRange(2*i*k.Cols, (2*i+1)*k.Cols), same)
+		o.gather(v, kv.ColRange((2*i+1)*k.Cols, (2*i+2)*k.Cols), same)
 		o.norm(k.Heads(m.spec.HeadDim), k.Heads(m.spec.HeadDim), l.kNorm, m.spec.Eps)
 		o.rope(k, pos, m.spec)
 	}

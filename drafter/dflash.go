@@ -30,6 +30,7 @@ type dflash struct {
 	dev       cuda.Device
 	embedding cuda.Tensor
 	fc        []cuda.Tensor // one [H, H] a tap: the column blocks of fc
+	kv        cuda.Tensor   // every layer's k and v, one below the other: views in layers
 	ctxNorm   cuda.Tensor
 	norm      cuda.Tensor
 	layers    []dflashLayer
@@ -86,6 +87,10 @@ func (m *dflash) load(l *loader, targetLayers int) error {
 		}
 	}
 	wide, narrow := m.spec.Heads*m.spec.HeadDim, m.spec.KVHeads*m.spec.HeadDim
+	var err error
+	if m.kv, err = l.room(2*narrow*len(m.spec.Attention), h); err != nil {
+		return fmt.Errorf("placing keys' and values' weights: %w", err)
+	}
 	for i, rule := range m.spec.Attention {
 		r.prefix = fmt.Sprintf("layers.%d.", i)
 		m.layers = append(m.layers, dflashLayer{
@@ -93,8 +98,8 @@ func (m *dflash) load(l *loader, targetLayers int) error {
 			inNorm:   r.matrix("input_layernorm.weight", 0, h),
 			postNorm: r.matrix("post_attention_layernorm.weight", 0, h),
 			q:        r.matrix("self_attn.q_proj.weight", wide, h),
-			k:        r.matrix("self_attn.k_proj.weight", narrow, h),
-			v:        r.matrix("self_attn.v_proj.weight", narrow, h),
+			k:        r.into("self_attn.k_proj.weight", m.kv.RowRange(2*i*narrow, (2*i+1)*narrow)),
+			v:        r.into("self_attn.v_proj.weight", m.kv.RowRange((2*i+1)*narrow, (2*i+2)*narrow)),
 			o:        r.matrix("self_attn.o_proj.weight", h, wide),
 			qNorm:    r.matrix("self_attn.q_norm.weight", 0, m.spec.HeadDim),
 			kNorm:    r.matrix("self_attn.k_norm.weight", 0, m.spec.HeadDim),

@@ -60,13 +60,13 @@ func TestCuttingStatesIntoOtherBatchesChangesNoBit(t *testing.T) {
 	}
 	t.Run("in a sequence longer than a tile and a pass", func(t *testing.T) {
 		long := captured{id: "long", promptLen: 3}
-		for _, s := range sequences(t)[:6] {
+		for _, s := range sequences(t)[:12] {
 			long.ids = append(long.ids, s.ids...)
 		}
-		long = w.run(captured{id: "long", promptLen: 3, ids: long.ids[:560]})
+		long = w.run(captured{id: "long", promptLen: 3, ids: long.ids[:1100]})
 		cfg := drafter.Config{Drafters: cfg.Drafters[:1], Budgets: []int{8}, Losses: cuda.KL}
 		stage, mem := w.stage(cfg)
-		if d := diff(feed(t, w, stage, mem, long, 560), feed(t, w, stage, mem, long, 37)); d != "" {
+		if d := diff(feed(t, w, stage, mem, long, 1100), feed(t, w, stage, mem, long, 37)); d != "" {
 			t.Errorf("batches of 37 rows differ from one whole:\n%s", d)
 		}
 	})

@@ -99,16 +99,37 @@ func (l *loader) matrix(name string, rows, cols int) (cuda.Tensor, error) {
 	if err != nil {
 		return cuda.Tensor{}, err
 	}
-	buf, err := l.dev.New(len(vals))
+	t, err := l.room(max(rows, 1), cols)
 	if err != nil {
 		return cuda.Tensor{}, fmt.Errorf("placing %s: %w", name, err)
 	}
-	l.buffers = append(l.buffers, buf)
-	t := cuda.Matrix(buf, max(rows, 1), cols)
-	if err := l.dev.Upload(t, vals); err != nil {
-		return cuda.Tensor{}, fmt.Errorf("placing %s: %w", name, err)
+	return t, l.upload(name, t, vals)
+}
+
+// room is memory for rows x cols weights.
+func (l *loader) room(rows, cols int) (cuda.Tensor, error) {
+	buf, err := l.dev.New(rows * cols)
+	if err != nil {
+		return cuda.Tensor{}, err
 	}
-	return t, nil
+	l.buffers = append(l.buffers, buf)
+	return cuda.Matrix(buf, rows, cols), nil
+}
+
+// into uploads a tensor of dst's shape to dst.
+func (l *loader) into(name string, dst cuda.Tensor) error {
+	vals, err := l.floats(name, dst.Rows, dst.Cols)
+	if err != nil {
+		return err
+	}
+	return l.upload(name, dst, vals)
+}
+
+func (l *loader) upload(name string, dst cuda.Tensor, vals []float32) error {
+	if err := l.dev.Upload(dst, vals); err != nil {
+		return fmt.Errorf("placing %s: %w", name, err)
+	}
+	return nil
 }
 
 // unknown refuses tensors that nobody took.
@@ -178,4 +199,12 @@ func (r *reader) matrix(name string, rows, cols int) cuda.Tensor {
 	var t cuda.Tensor
 	t, r.err = r.l.matrix(r.prefix+name, rows, cols)
 	return t
+}
+
+// into is matrix for a part of memory that is there.
+func (r *reader) into(name string, dst cuda.Tensor) cuda.Tensor {
+	if r.err == nil {
+		r.err = r.l.into(r.prefix+name, dst)
+	}
+	return dst
 }

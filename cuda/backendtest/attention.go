@@ -87,7 +87,7 @@ func (a *attending) oracle() []float64 {
 func testAttention(t *testing.T, l *lab) {
 	for _, lay := range layouts {
 		t.Run(lay.name, func(t *testing.T) {
-			for _, e := range edges {
+			for _, e := range edges() {
 				t.Run(strconv.Itoa(e), func(t *testing.T) {
 					keys := newAttending(3, e, e, 2, 1, 16)
 					for i := range keys.spans {

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"sync"
 	"testing"
 
 	"github.com/draftscope/draftscope/cuda"
@@ -52,8 +53,14 @@ func Run(t *testing.T, open Opener) {
 	}
 }
 
-// edges are sizes on and around the widths of vectors, warps and tiles.
-var edges = []int{1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129}
+// edges are sizes on and around the widths of vectors, warps and tiles. In
+// short mode, for tools that slow a device down a hundredfold, few are tried.
+var edges = sync.OnceValue(func() []int {
+	if testing.Short() {
+		return []int{1, 17, 64, 129}
+	}
+	return []int{1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129}
+})
 
 // cuts are the batch sizes that must not change a bit.
 var cuts = []int{1, 7, 64}

@@ -117,7 +117,7 @@ func testGemmBF16(t *testing.T, l *lab) {
 
 func testRMSNormBF16(t *testing.T, l *lab) {
 	for _, lay := range layouts {
-		for _, e := range edges {
+		for _, e := range edges() {
 			x, w := random16(1, 5, e), random16(2, 1, e)
 			l := l.in(lay)
 			dst := l.room(t, 5, e)

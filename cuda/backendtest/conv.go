@@ -42,7 +42,7 @@ func testConv(t *testing.T, l *lab) {
 	}
 	for _, lay := range layouts {
 		t.Run(lay.name, func(t *testing.T) {
-			for _, e := range edges {
+			for _, e := range edges() {
 				t.Run(strconv.Itoa(e), func(t *testing.T) {
 					check(t, l.in(lay), e, 5, 4)
 					check(t, l.in(lay), 6, e, 4)

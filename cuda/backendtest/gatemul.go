@@ -27,7 +27,7 @@ func testGateMul(t *testing.T, l *lab) {
 	for _, lay := range layouts {
 		t.Run(lay.name, func(t *testing.T) {
 			l := l.in(lay)
-			for _, e := range edges {
+			for _, e := range edges() {
 				for _, act := range acts {
 					t.Run(fmt.Sprintf("%d, activation %d", e, act), func(t *testing.T) {
 						for _, shape := range [][2]int{{3, e}, {e, 10}} {

@@ -9,7 +9,7 @@ func testGather(t *testing.T, l *lab) {
 	for _, lay := range layouts {
 		t.Run(lay.name, func(t *testing.T) {
 			l := l.in(lay)
-			for _, e := range edges {
+			for _, e := range edges() {
 				t.Run(strconv.Itoa(e), func(t *testing.T) {
 					src := random(1, 40, e)
 					src[3*e] = nan

@@ -48,7 +48,7 @@ func testGemm(t *testing.T, l *lab) {
 	for _, lay := range layouts {
 		l := l.in(lay)
 		t.Run(lay.name, func(t *testing.T) {
-			for _, e := range edges {
+			for _, e := range edges() {
 				t.Run(strconv.Itoa(e), func(t *testing.T) {
 					check(t, l, e, 5, 33, false)
 					check(t, l, 3, e, 20, false)

@@ -161,7 +161,7 @@ func divergences(logP, logQ []float64) (kl, rkl, jsd, tv float64) {
 func testHead(t *testing.T, l *lab) {
 	for _, lay := range layouts {
 		t.Run(lay.name, func(t *testing.T) {
-			for _, e := range edges {
+			for _, e := range edges() {
 				t.Run(strconv.Itoa(e), func(t *testing.T) {
 					newHeading(4, 16, e, 3, min(e, 16)).check(t, l.in(lay))
 					newHeading(e, 9, 40, 5, 3).check(t, l.in(lay))

@@ -28,7 +28,7 @@ func testRMSNorm(t *testing.T, l *lab) {
 	for _, lay := range layouts {
 		t.Run(lay.name, func(t *testing.T) {
 			l := l.in(lay)
-			for _, e := range edges {
+			for _, e := range edges() {
 				for _, gain := range []float32{0, 1} {
 					t.Run(fmt.Sprintf("%d, gain %v", e, gain), func(t *testing.T) {
 						for _, shape := range [][2]int{{3, e}, {e, 10}} {

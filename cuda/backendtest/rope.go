@@ -41,7 +41,7 @@ func testRoPE(t *testing.T, l *lab) {
 	}
 	for _, lay := range layouts {
 		t.Run(lay.name, func(t *testing.T) {
-			for _, e := range edges {
+			for _, e := range edges() {
 				t.Run(strconv.Itoa(e), func(t *testing.T) {
 					check(t, l.in(lay), e, 3, 16, 16)
 					check(t, l.in(lay), 5, e, 8, 4)

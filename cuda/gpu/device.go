@@ -7,16 +7,11 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"github.com/draftscope/draftscope/cuda"
 	"github.com/draftscope/draftscope/cuda/driver"
 	"github.com/draftscope/draftscope/cuda/kernels"
 )
-
-// maxValues bounds one allocation (4 TiB of float32), so that a mistaken size
-// overflows nothing.
-const maxValues = 1 << 40
 
 // Device is the backend on a GPU. Like every [cuda.Device] it serves one
 // caller at a time; distinct devices may be used at once.
@@ -28,6 +23,7 @@ type Device struct {
 	host      staging
 	params    params
 	rooms     map[string]*room
+	spare     spares
 	closed    sync.Once
 }
 
@@ -90,6 +86,7 @@ func (d *Device) Close() (err error) {
 			if d.blas != nil {
 				errs = append(errs, d.blas.Close())
 			}
+			errs = append(errs, d.spare.drop(d.card))
 			for _, r := range d.rooms {
 				if r.at != 0 {
 					errs = append(errs, d.card.Free(r.at))
@@ -100,63 +97,6 @@ func (d *Device) Close() (err error) {
 		err = errors.Join(err, d.card.Close())
 	})
 	return err
-}
-
-// buffer is device memory. at is 0 once closed; close may come from another
-// goroutine than the calls, as finalisers and defers do.
-type buffer struct {
-	d    *Device
-	n    int
-	at   atomic.Uint64
-	wide driver.Ptr // float32 copy that holds instead, see deltarule.go
-}
-
-// Len implements [cuda.Buffer].
-func (b *buffer) Len() int { return b.n }
-
-// Close implements [cuda.Buffer].
-func (b *buffer) Close() {
-	at := driver.Ptr(b.at.Swap(0))
-	if at == 0 {
-		return
-	}
-	// An error here is of a context that is lost or closed, memory and all.
-	_ = b.d.card.Do(func() error {
-		err := b.d.card.Free(at)
-		if b.wide != 0 {
-			err = errors.Join(err, b.d.card.Free(b.wide))
-			b.wide = 0
-		}
-		return err
-	})
-}
-
-// New implements [cuda.Device].
-func (d *Device) New(n int) (cuda.Buffer, error) {
-	if n < 0 {
-		return nil, fmt.Errorf("allocating %d values: %w", n, cuda.ErrShape)
-	}
-	if n > maxValues {
-		return nil, fmt.Errorf("allocating %d values: %w", n, cuda.ErrMemory)
-	}
-	b := &buffer{d: d, n: n}
-	err := d.card.Do(func() error {
-		bytes := max(n*d.width, 1)
-		at, err := d.card.Alloc(bytes)
-		if err != nil {
-			return fmt.Errorf("allocating %d values: %w", n, err)
-		}
-		b.at.Store(uint64(at))
-		if err := d.card.Zero(at, bytes); err != nil {
-			return errors.Join(err, d.card.Free(at))
-		}
-		// Another device of the card may be the next to use it.
-		return d.card.Wait()
-	})
-	if err != nil {
-		return nil, err
-	}
-	return b, nil
 }
 
 // matrix is a row-major view of device memory.

@@ -29,8 +29,7 @@ const (
 // fastHead says whether the head without logits can take a call. That depends
 // on the model and on what is asked for, never on the number of rows.
 func (d *Device) fastHead(h *heading) bool {
-	return d.precision == BF16 && d.card.Major == 9 && h.weight.cols >= 64 && h.weight.cols%8 == 0 && h.weight.stride == h.weight.cols &&
-		h.weight.at%16 == 0 && h.K <= fastTop && h.weight.rows >= fastWide
+	return d.precision == BF16 && d.card.Major == 9 && h.weight.cols >= 64 && h.weight.cols%8 == 0 && h.K <= fastTop && h.weight.rows >= fastWide
 }
 
 // fastRun is how many rows are computed at once, in whole tiles.
@@ -45,13 +44,12 @@ func fastRun(h *heading) int {
 // headFast is head without logits in memory.
 func (d *Device) headFast(h *heading, lo, hi int) error {
 	n, k, depth, vocab := hi-lo, h.K, h.weight.cols, h.weight.rows
-	hidden := d.rowRange(h.hidden, lo, hi)
-	if hidden.stride != depth || hidden.at%16 != 0 {
-		dense, err := d.dense("fast hidden", hidden)
-		if err != nil {
-			return err
-		}
-		hidden = dense
+	hidden, err := d.dense("fast hidden", d.rowRange(h.hidden, lo, hi))
+	if err != nil {
+		return err
+	}
+	if h.weight, err = d.dense("fast weight", h.weight); err != nil {
+		return err
 	}
 	width, losses := fastWide, h.Losses != 0
 	if losses {
@@ -67,7 +65,6 @@ func (d *Device) headFast(h *heading, lo, hi int) error {
 		if bytes == 0 {
 			continue
 		}
-		var err error
 		if at[name], err = d.room("fast "+name, bytes); err != nil {
 			return err
 		}
@@ -75,7 +72,6 @@ func (d *Device) headFast(h *heading, lo, hi int) error {
 	var target matrix
 	var targetRows []int32
 	if losses {
-		var err error
 		if target, targetRows, err = d.fastTargets(h, lo, hi); err != nil {
 			return err
 		}
@@ -132,8 +128,12 @@ func (d *Device) headFast(h *heading, lo, hi int) error {
 	return d.fetch(list)
 }
 
-// dense starts a copy of m's rows into scratch memory, without gaps.
+// dense is m without gaps between rows, from 16 bytes on: itself, or a copy in
+// scratch memory.
 func (d *Device) dense(name string, m matrix) (matrix, error) {
+	if m.stride == m.cols && m.at%16 == 0 {
+		return m, nil
+	}
 	at, err := d.room(name, m.rows*m.cols*2)
 	if err != nil {
 		return matrix{}, err
