@@ -1,6 +1,6 @@
-// Package probe asks a target what it knows of states that came from
-// elsewhere: which of its states they are ([Prober]), and what it would have
-// said after them ([Score]).
+// Package probe takes states that came from elsewhere: how they are stored
+// ([Format]), which of a target's states they are ([Prober]), and what the
+// target would have said after them ([Score]).
 package probe
 
 import (

@@ -13,9 +13,10 @@ import (
 const scoreRows = 256
 
 // Score fills in the target's argmax after every token, and the
-// log-probability of the token that does follow. final gives rows of state n.
+// log-probability of the token that does follow. final gives rows of
+// state n, or, with normed, of what the final norm makes of it.
 // bad names a row whose logits are not finite.
-func Score(m *target.Model, tokens []schemas.Token, final func(lo, hi int) []float32) (bad string, err error) {
+func Score(m *target.Model, tokens []schemas.Token, final func(lo, hi int) []float32, normed bool) (bad string, err error) {
 	dev, h := m.Device(), m.Config().Hidden
 	buf, err := dev.New(min(len(tokens), scoreRows) * h)
 	if err != nil {
@@ -28,9 +29,10 @@ func Score(m *target.Model, tokens []schemas.Token, final func(lo, hi int) []flo
 		if err := dev.Upload(x, final(lo, hi)); err != nil {
 			return "", err
 		}
-		normed, err := m.Normed(x)
-		if err != nil {
-			return "", err
+		if !normed {
+			if x, err = m.Normed(x); err != nil {
+				return "", err
+			}
 		}
 		labels := make([]int32, hi-lo)
 		for i := range labels {
@@ -39,7 +41,7 @@ func Score(m *target.Model, tokens []schemas.Token, final func(lo, hi int) []flo
 				labels[i] = tokens[lo+i+1].TokenID
 			}
 		}
-		res, err := dev.Head(cuda.HeadArgs{Hidden: normed, Weight: m.Head(), K: 1, Labels: labels})
+		res, err := dev.Head(cuda.HeadArgs{Hidden: x, Weight: m.Head(), K: 1, Labels: labels})
 		if err != nil {
 			return "", err
 		}

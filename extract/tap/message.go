@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+
+	"github.com/draftscope/draftscope/extract/probe"
+	"github.com/draftscope/draftscope/schemas"
 )
 
 // Protocol is the version of docs/tap.md that this package speaks.
@@ -233,4 +236,20 @@ func frame(m any) ([]byte, error) {
 	}
 	out := binary.LittleEndian.AppendUint32(make([]byte, 0, 4+len(body)), uint32(len(body)))
 	return append(out, body...), nil
+}
+
+// formatOf is how a ring of this dtype holds values.
+func formatOf(dtype string) (probe.Format, error) {
+	f, ok := probe.FormatOf(dtype)
+	if !ok {
+		return f, badProtocol("dtype %q; a ring holds f32, bf16 or f16", dtype)
+	}
+	return f, nil
+}
+
+// Kept is the dtype in which the states of an engine that says hello with
+// this dtype are recorded without loss.
+func Kept(dtype string) (schemas.DType, error) {
+	f, err := formatOf(dtype)
+	return f.Kept, err
 }

@@ -9,8 +9,6 @@ import (
 	"io"
 	"strings"
 	"testing"
-
-	"github.com/draftscope/draftscope/schemas"
 )
 
 func TestAnEngineThatDoesNotKeepToTheProtocolIsRefused(t *testing.T) {
@@ -144,29 +142,6 @@ func TestASocketThatIsInUseIsNotTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.Close()
-}
-
-func TestNotFiniteIsCountedInEveryFormat(t *testing.T) {
-	for _, f := range formats {
-		for _, tt := range []struct {
-			bits       uint32
-			nans, infs int
-		}{{0, 0, 0}, {f.exp, 0, 1}, {f.exp | f.frac, 1, 0}, {f.exp | 1, 1, 0}, {f.exp - 1, 0, 0}} {
-			raw := make([]byte, 2*f.size)
-			for i := range f.size {
-				raw[f.size+i] = byte(tt.bits >> (8 * i))
-			}
-			if nans, infs := f.notFinite(raw); nans != tt.nans || infs != tt.infs {
-				t.Errorf("%s %x: %d NaN, %d Inf; want %d, %d", f.name, tt.bits, nans, infs, tt.nans, tt.infs)
-			}
-		}
-	}
-	if d, err := Kept("f16"); d != schemas.F32 || err != nil {
-		t.Errorf("f16 is kept as %s (%v)", d, err)
-	}
-	if _, err := Kept("fp8"); !errors.Is(err, ErrProtocol) {
-		t.Error(err)
-	}
 }
 
 func FuzzReadFrame(f *testing.F) {

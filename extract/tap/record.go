@@ -37,7 +37,7 @@ func (s *Source) complete(q *sequence) (*finished, error) {
 	f.tokens = q.tokens(turn, role)
 	n := s.hello.Model.Layers
 	if i := slices.Index(s.cfg.States, n); i >= 0 && s.cfg.Target != nil {
-		bad, err := probe.Score(s.cfg.Target, f.tokens, func(lo, hi int) []float32 { return q.rowsOf(i, lo, hi, s.cfg.DType) })
+		bad, err := probe.Score(s.cfg.Target, f.tokens, func(lo, hi int) []float32 { return q.rowsOf(i, lo, hi, s.cfg.DType) }, false)
 		if err != nil {
 			return nil, fmt.Errorf("scoring sequence %s: %w", q.id, err)
 		}

@@ -134,7 +134,7 @@ func (l *link) onRing(body []byte) error {
 	if f == nil {
 		return badProtocol("a ring without its descriptor")
 	}
-	width := int64(l.hello.Model.Hidden) * int64(l.format.size) * int64(len(l.cfg.States))
+	width := int64(l.hello.Model.Hidden) * int64(l.format.Size) * int64(len(l.cfg.States))
 	if l.ring, err = mapRing(f, ad, width); err != nil {
 		return err
 	}
@@ -309,7 +309,7 @@ func (l *link) rows(q *sequence, en entry) error {
 	}
 	for i, id := range en.IDs {
 		raw := l.ring.row(en.Slot + uint64(i))
-		if bad := s.format.checkFinite(raw, en.Pos+i, s.cfg.States); bad != "" {
+		if bad := s.format.CheckFinite(raw, en.Pos+i, s.cfg.States); bad != "" {
 			q.fault(checkFinite, "%s", bad)
 			l.forget(q)
 			q.ids = append(q.ids, en.IDs[i:]...)
@@ -326,7 +326,7 @@ func (l *link) rows(q *sequence, en entry) error {
 		}
 		size := len(raw) / len(b.states)
 		for j := range b.states {
-			b.states[j] = s.format.appendKept(b.states[j], raw[j*size:(j+1)*size], s.cfg.DType)
+			b.states[j] = s.format.Append(b.states[j], raw[j*size:(j+1)*size], s.cfg.DType)
 		}
 		b.rows++
 		q.ids = append(q.ids, id)

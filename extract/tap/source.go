@@ -62,7 +62,7 @@ const (
 type Source struct {
 	cfg    Config
 	hello  Hello
-	format format
+	format probe.Format
 	width  int64 // bytes of a state in a record
 	prober probe.Prober
 
@@ -105,7 +105,7 @@ func newSource(hello Hello, cfg Config) (*Source, error) {
 		return nil, err
 	}
 	if cfg.DType == "" {
-		cfg.DType = f.kept
+		cfg.DType = f.Kept
 	}
 	if cfg.Memory == 0 {
 		cfg.Memory = defaultMemory
@@ -130,7 +130,7 @@ func newSource(hello Hello, cfg Config) (*Source, error) {
 	if err := errors.Join(s.validate(), s.checkModel(hello)); err != nil {
 		return nil, err
 	}
-	s.prober = probe.Prober{Model: cfg.Target, States: cfg.States, DType: f.name}
+	s.prober = probe.Prober{Model: cfg.Target, States: cfg.States, DType: f.Name}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	return s, nil
 }

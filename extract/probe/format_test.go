@@ -29,3 +29,23 @@ func TestEveryHalfBecomesItsOwnFloat(t *testing.T) {
 		}
 	}
 }
+
+func TestNotFiniteIsCountedInEveryFormat(t *testing.T) {
+	for _, f := range formats {
+		for _, tt := range []struct {
+			bits       uint32
+			nans, infs int
+		}{{0, 0, 0}, {f.exp, 0, 1}, {f.exp | f.frac, 1, 0}, {f.exp | 1, 1, 0}, {f.exp - 1, 0, 0}} {
+			raw := make([]byte, 2*f.Size)
+			for i := range f.Size {
+				raw[f.Size+i] = byte(tt.bits >> (8 * i))
+			}
+			if nans, infs := f.notFinite(raw); nans != tt.nans || infs != tt.infs {
+				t.Errorf("%s %x: %d NaN, %d Inf; want %d, %d", f.Name, tt.bits, nans, infs, tt.nans, tt.infs)
+			}
+		}
+	}
+	if _, ok := FormatOf("fp8"); ok {
+		t.Error("fp8 is known")
+	}
+}
