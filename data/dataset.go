@@ -10,7 +10,7 @@
 // Two rules hold everywhere. A file appears whole or not at all; and a
 // sequence is stored once: its tokens, states and own row become visible
 // together, because the file that names the sequence is renamed last. The
-// layout and every column are in docs/tables.md.
+// layout is in docs/dataset.md, every column in docs/tables.md.
 package data
 
 import (

@@ -21,7 +21,7 @@ import (
 	"github.com/parquet-go/parquet-go"
 )
 
-// The footer keys of every Parquet file of a dataset. docs/tables.md explains
+// The footer keys of every Parquet file of a dataset. docs/dataset.md explains
 // them.
 const (
 	keyFormat    = "draftscope.format"
