@@ -17,9 +17,11 @@
 
 constexpr int kTiles = 3;
 constexpr int kTile = 4 * kBox;  // keys (2 boxes), values (2 boxes)
-constexpr int kAttentionShared = 2 * kBox + kTiles * kTile + 1024 + 128;
+// Two blocks fit on a multiprocessor only without room for rounding up: dynamic
+// shared memory starts at a multiple of 1024 where a kernel has no other.
+constexpr int kAttentionShared = 2 * kBox + kTiles * kTile + 128;
 
-extern __shared__ uint8_t raw[];
+extern __shared__ __align__(1024) uint8_t raw[];
 
 // Reach is what the 16 rows of a block see between them.
 struct Reach {
@@ -58,7 +60,8 @@ __device__ __forceinline__ uint32_t pack(float a, float b) {
 extern "C" __global__ void __launch_bounds__(160, 2)
     fast_attention(const void* queries, const void* ctx_keys, const void* ctx_values, const void* blk_keys, const void* blk_values,
                    const int4* spans, bf16* out, long long out_stride, long long rows, double scale) {
-  const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
+  const uint32_t base = shared_address(raw);
+  if (base & 1023) __trap();
   const uint32_t tiles_at = base + 2 * kBox, bars = tiles_at + kTiles * kTile;
   const uint32_t full_q = bars, full_k = bars + 8, full_v = full_k + 8 * kTiles, empty = full_v + 8 * kTiles;
   const int block = gridDim.x - 1 - blockIdx.x, head = blockIdx.y;  // late blocks see most: first

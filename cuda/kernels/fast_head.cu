@@ -36,7 +36,7 @@
 #include "fast_sm90.cuh"
 #include "fast_wgmma.cuh"
 
-extern __shared__ uint8_t raw[];
+extern __shared__ __align__(1024) uint8_t raw[];
 
 constexpr int kRows = 128;    // rows of a block's tile
 constexpr int kStages = 4;    // parts of 64 values of the sum under way
