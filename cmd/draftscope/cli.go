@@ -25,11 +25,14 @@ usage: draftscope COMMAND [flags]
   run       capture a target's hidden states, draft on them, score, report
   capture   the same without drafters: states into a dataset
   tap       capture from a running engine as it serves
+  import    read the states that another system has stored
   replay    put a stored capture through new drafters
   serve     receive captures from other processes and store them; metrics
   draft     put a run's captures through drafters, as one of many workers
   store     write the datasets of runs on a server, without being one
   diagnose  say why a drafter is bad, with evidence
+  validate  check a dataset, drafter or capture, a line a fault
+  compare   hold two captures of the same ids against each other
   report    print or draw what a dataset says about its drafters
   query     ask a dataset in SQL
   inspect   say in plain words what a file or folder is
@@ -78,7 +81,7 @@ func withCode(code int, err error) error {
 // can call it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	commands := map[string]command{
-		"run": cmdRun, "capture": cmdCapture, "tap": cmdTap, "replay": cmdReplay, "serve": cmdServe, "draft": cmdDraft, "store": cmdStore, "report": cmdReport, "diagnose": cmdDiagnose,
+		"run": cmdRun, "capture": cmdCapture, "tap": cmdTap, "import": cmdImport, "replay": cmdReplay, "serve": cmdServe, "draft": cmdDraft, "store": cmdStore, "report": cmdReport, "diagnose": cmdDiagnose, "validate": cmdValidate, "compare": cmdCompare,
 		"query": cmdQuery, "inspect": cmdInspect, "compact": cmdCompact, "delete": cmdDelete, "doctor": cmdDoctor, "bench": cmdBench, "version": cmdVersion,
 	}
 	if len(args) == 0 {

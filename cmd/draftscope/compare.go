@@ -1,0 +1,175 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+
+	"github.com/draftscope/draftscope/data"
+	"github.com/draftscope/draftscope/data/similar"
+	"github.com/draftscope/draftscope/drafter/diagnose"
+)
+
+const compareHelp = `usage: draftscope compare A B [--json]
+
+Compares two captures of the same ids, made by two engines, dtypes, devices or
+quantisations: cosine, relative distance and largest difference of every state
+that both record, row by row, and where the two part first. A and B are DATASET
+or DATASET:RUN. The rows go into the table similarity of A's dataset, where
+"draftscope query" finds them.
+
+examples:
+  draftscope compare ds:fp32 ds:bf16
+  draftscope compare here there --json
+`
+
+// captureRef is one side of a comparison.
+type captureRef struct {
+	dir   string
+	run   data.Run
+	label string
+}
+
+func cmdCompare(ctx context.Context, args []string, out streams) error {
+	flags := newFlags("compare", compareHelp, out)
+	asJSON := flags.Bool("json", false, "print JSON")
+	rest, err := parse(flags, args)
+	if err != nil {
+		return err
+	}
+	if len(rest) != 2 {
+		return badUsage("compare wants two captures, A and B, and got %d", len(rest))
+	}
+	a, err := captureOf(rest[0])
+	if err != nil {
+		return err
+	}
+	b, err := captureOf(rest[1])
+	if err != nil {
+		return err
+	}
+	switch {
+	case a.dir == b.dir && a.run.Name == b.run.Name:
+		return badUsage("A and B are the same capture")
+	case a.run.Hidden != b.run.Hidden:
+		return badUsage("the states of %s have %d values and those of %s %d: they are not of one model", rest[0], a.run.Hidden, rest[1], b.run.Hidden)
+	case a.label == b.label:
+		a.label, b.label = filepath.Base(a.dir)+":"+a.label, filepath.Base(b.dir)+":"+b.label
+	}
+	c, path, err := compareCaptures(ctx, a, b)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out.stderr, "wrote %s\n", path)
+	if *asJSON {
+		return writeJSON(out.stdout, c)
+	}
+	_, err = io.WriteString(out.stdout, c.String())
+	return err
+}
+
+// captureOf finds DATASET or DATASET:RUN.
+func captureOf(ref string) (captureRef, error) {
+	dir, run, _ := strings.Cut(ref, ":")
+	r, err := pickRun(dir, run)
+	return captureRef{filepath.Clean(dir), r, r.Name}, err
+}
+
+// compareCaptures goes through both captures side by side. Where their orders
+// differ, what came early waits for its other half.
+func compareCaptures(ctx context.Context, a, b captureRef) (_ *similar.Comparison, path string, err error) {
+	sources := [2]*sequenceReader{}
+	for i, ref := range []captureRef{a, b} {
+		if sources[i], err = readSequences(ref); err != nil {
+			return nil, "", err
+		}
+		defer func() { err = errors.Join(err, sources[i].close()) }()
+	}
+	w, err := similar.Create(a.dir, a.label, b.label)
+	if err != nil {
+		return nil, "", dataError(err)
+	}
+	defer func() {
+		if w != nil {
+			err = errors.Join(err, w.Abort())
+		}
+	}()
+	c := similar.New(a.label, b.label, a.run.Hidden)
+	waiting := [2]map[string]similar.Sequence{{}, {}}
+	done := [2]bool{}
+	for side := 0; !done[0] || !done[1]; side = 1 - side {
+		if done[side] {
+			continue
+		}
+		q, err := sources[side].next(ctx)
+		if errors.Is(err, io.EOF) {
+			done[side] = true
+			continue
+		}
+		if err != nil {
+			return nil, "", err
+		}
+		other, ok := waiting[1-side][q.ID]
+		if !ok {
+			waiting[side][q.ID] = q
+			continue
+		}
+		delete(waiting[1-side], q.ID)
+		pair := [2]similar.Sequence{}
+		pair[side], pair[1-side] = q, other
+		if err := w.Write(c.Add(pair[0], pair[1])); err != nil {
+			return nil, "", dataError(err)
+		}
+	}
+	c.OnlyA, c.OnlyB = len(waiting[0]), len(waiting[1])
+	if c.Sequences == 0 {
+		return nil, "", badUsage("%s and %s have no sequence in common", a.label, b.label)
+	}
+	path, err = w.Close()
+	w = nil
+	return c, path, dataError(err)
+}
+
+// sequenceReader yields a run's sequences whole.
+type sequenceReader struct {
+	ds     *data.Dataset
+	source *data.ReplaySource
+}
+
+func readSequences(ref captureRef) (*sequenceReader, error) {
+	ds, err := data.Open(ref.dir)
+	if err != nil {
+		return nil, dataError(err)
+	}
+	source, err := ds.Replay(ref.run.Name, data.ReplayConfig{})
+	if err != nil {
+		return nil, errors.Join(dataError(err), ds.Close())
+	}
+	return &sequenceReader{ds, source}, nil
+}
+
+func (r *sequenceReader) next(ctx context.Context) (similar.Sequence, error) {
+	open := diagnose.Sequence{States: map[int][]float32{}}
+	for {
+		id, rec, last, err := r.source.Next(ctx)
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				return similar.Sequence{}, io.EOF
+			}
+			return similar.Sequence{}, dataError(err)
+		}
+		err = takeRecord(&open, rec)
+		rec.Release()
+		if err != nil {
+			return similar.Sequence{}, fmt.Errorf("reading sequence %s: %w", id, err)
+		}
+		if last {
+			return similar.Sequence{ID: id, Tokens: open.Tokens, States: open.States}, nil
+		}
+	}
+}
+
+func (r *sequenceReader) close() error { return errors.Join(r.source.Close(), r.ds.Close()) }

@@ -1,0 +1,373 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/draftscope/draftscope/data"
+	"github.com/draftscope/draftscope/data/query"
+	"github.com/draftscope/draftscope/drafter"
+	"github.com/draftscope/draftscope/drafter/diagnose"
+	"github.com/draftscope/draftscope/extract/safetensors"
+	"github.com/draftscope/draftscope/extract/verify"
+)
+
+const validateHelp = `usage: draftscope validate PATH [--target DIR] [--strict] [--json]
+
+Checks a dataset, a drafter's folder, a safetensors file of captured states, or
+a folder of such files, and prints a line for each fault: file, sample, row,
+state, rule, value. Nothing is repaired. With --target a drafter is also opened
+for that target, and tokens are held against its vocabulary.
+
+Exit status: 0 no fault, 4 some samples are faulty and others are not, 2 nothing
+in PATH can be used. Warnings count as faults with --strict.
+
+examples:
+  draftscope validate draftscope-data
+  draftscope validate ./drafters/v3 --target ./qwen
+  draftscope validate capture.safetensors --json
+`
+
+// validation is what validate found.
+type validation struct {
+	Path     string         `json:"path"`
+	Kind     string         `json:"kind"`
+	Samples  int            `json:"samples"` // sequences, files or tensors that were checked
+	Faulty   int            `json:"faulty"`
+	Faults   int            `json:"faults"`
+	Warnings int            `json:"warnings"`
+	ByRule   map[string]int `json:"by_rule"`
+	Lines    []verify.Fault `json:"lines"`
+
+	bad map[string]bool
+}
+
+func (v *validation) add(faults ...verify.Fault) {
+	for _, f := range faults {
+		v.Lines = append(v.Lines, f)
+		v.ByRule[f.Rule]++
+		if f.Warning {
+			v.Warnings++
+			continue
+		}
+		v.Faults++
+		v.bad[f.File+"\x00"+f.Sample] = true
+	}
+	v.Faulty = len(v.bad)
+}
+
+func (v *validation) fault(file, rule, format string, a ...any) {
+	v.add(verify.Fault{File: file, Row: -1, State: -1, Rule: rule, Value: fmt.Sprintf(format, a...)})
+}
+
+func cmdValidate(ctx context.Context, args []string, out streams) error {
+	var j jobFlags
+	flags := newFlags("validate", validateHelp, out)
+	flags.StringVar(&j.target, "target", "", "the target's model `DIR`")
+	strict := flags.Bool("strict", false, "warnings are faults")
+	asJSON := flags.Bool("json", false, "print JSON")
+	j.backendFlags(flags)
+	rest, err := parse(flags, args)
+	if err != nil {
+		return err
+	}
+	if len(rest) != 1 {
+		return badUsage("validate wants one PATH, and got %d", len(rest))
+	}
+	v, err := validate(ctx, newJob(j, out), rest[0])
+	if err != nil {
+		return err
+	}
+	if *strict {
+		for i := range v.Lines {
+			v.Lines[i].Warning = false
+		}
+		lines := v.Lines
+		*v = validation{Path: v.Path, Kind: v.Kind, Samples: v.Samples, ByRule: map[string]int{}, bad: map[string]bool{}}
+		v.add(lines...)
+	}
+	if *asJSON {
+		err = writeJSON(out.stdout, v)
+	} else {
+		err = v.write(out.stdout)
+	}
+	switch {
+	case err != nil:
+		return err
+	case v.Faults == 0:
+		return nil
+	case v.Faulty >= v.Samples:
+		return badUsage("nothing in %s can be used: %d faults", v.Path, v.Faults)
+	}
+	return exitError{exitPartial, fmt.Errorf("%s has %d faults in %d of %d samples", v.Path, v.Faults, v.Faulty, v.Samples)}
+}
+
+// write prints a line a fault and the counts.
+func (v *validation) write(w io.Writer) error {
+	for _, f := range v.Lines {
+		if _, err := fmt.Fprintln(w, f); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintf(w, "%s: %s, %d samples checked, %d faulty, %d faults, %d warnings\n", v.Path, v.Kind, v.Samples, v.Faulty, v.Faults, v.Warnings)
+	return err
+}
+
+func validate(ctx context.Context, j *job, path string) (v *validation, err error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, badUsage("there is no %s", path)
+	}
+	defer func() { err = errors.Join(err, j.opened.Close()) }()
+	if j.target != "" {
+		if err := j.openTarget(j.target); err != nil {
+			return nil, err
+		}
+	}
+	v = &validation{Path: path, ByRule: map[string]int{}, Lines: []verify.Fault{}, bad: map[string]bool{}}
+	has := func(name string) bool {
+		_, err := os.Stat(filepath.Join(path, name))
+		return err == nil
+	}
+	switch {
+	case info.IsDir() && has("dataset.json"):
+		v.Kind = "dataset"
+		return v, j.validateDataset(ctx, v, path)
+	case info.IsDir() && has("config.json"):
+		v.Kind = "drafter"
+		j.validateDrafter(v, path)
+		return v, nil
+	case !info.IsDir() && strings.HasSuffix(path, ".safetensors"):
+		v.Kind = "capture in a safetensors file"
+		validateTensors(v, path)
+		return v, nil
+	case !info.IsDir() && strings.HasSuffix(path, ".parquet"):
+		v.Kind, v.Samples = "Parquet file", 1
+		if _, err := data.Describe(path); err != nil {
+			v.fault(path, "K21", "%v", err)
+		}
+		return v, nil
+	}
+	files, err := filepath.Glob(filepath.Join(path, "*.safetensors"))
+	if err != nil || len(files) == 0 {
+		return nil, badUsage("%s is no dataset (dataset.json), drafter (config.json), safetensors or Parquet file, nor a folder of safetensors files", path)
+	}
+	v.Kind = "captures in safetensors files"
+	slices.Sort(files)
+	for _, f := range files {
+		validateTensors(v, f)
+	}
+	return v, nil
+}
+
+// validateDataset checks files, sequences, and what drafters made of them.
+func (j *job) validateDataset(ctx context.Context, v *validation, path string) (err error) {
+	about, err := data.Describe(path)
+	if err != nil {
+		return dataError(err)
+	}
+	for _, d := range about.Damaged {
+		v.fault(d.Path, "K21", "%s", d.Reason)
+	}
+	ds, err := data.Open(path)
+	if err != nil {
+		return dataError(err)
+	}
+	defer func() { err = errors.Join(err, ds.Close()) }()
+	for _, r := range ds.Runs() {
+		if err := j.validateRun(ctx, v, ds, r); err != nil {
+			return err
+		}
+	}
+	return j.validateResults(ctx, v, path)
+}
+
+func (j *job) validateRun(ctx context.Context, v *validation, ds *data.Dataset, r data.Run) (err error) {
+	source, err := ds.Replay(r.Name, data.ReplayConfig{Damaged: func(path string, err error) { v.fault(path, "K21", "%v", err) }})
+	if err != nil {
+		return dataError(err)
+	}
+	defer func() { err = errors.Join(err, source.Close()) }()
+	vocab := 0
+	if j.model != nil {
+		vocab = j.model.Config().Vocab
+	}
+	open := diagnose.Sequence{States: map[int][]float32{}}
+	for {
+		id, rec, last, err := source.Next(ctx)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return dataError(err)
+		}
+		err = takeRecord(&open, rec)
+		rec.Release()
+		if err != nil {
+			return fmt.Errorf("reading sequence %s: %w", id, err)
+		}
+		if !last {
+			continue
+		}
+		v.Samples++
+		q := verify.Sequence{ID: id, Length: -1, Tokens: open.Tokens, States: open.States, Hidden: r.Hidden, Recorded: r.States, Layers: r.Layers, Vocab: vocab}
+		for _, f := range q.Check() {
+			f.File = "run " + r.Name
+			v.add(f)
+		}
+		open = diagnose.Sequence{States: map[int][]float32{}}
+	}
+}
+
+// resultChecks are what no row of a result may be, in SQL. Each gives the
+// sequence, the anchor, and what is wrong.
+var resultChecks = []struct{ rule, where, sql string }{
+	{"", "set aside", `SELECT run || ' faults', seq_id, -1, "check" || ': ' || detail FROM faults ORDER BY ALL`},
+	{"K10", "scored without a mask", `SELECT run || ' ' || drafter, seq_id, min(anchor), count(*) || ' slots are scored though their own token carries no loss mask' FROM slots WHERE hit IS NOT NULL AND loss_mask IS DISTINCT FROM true GROUP BY ALL ORDER BY ALL`},
+	{"K10", "unscored with a mask", `SELECT run || ' ' || drafter, seq_id, min(anchor), count(*) || ' slots are not scored though their own token carries loss mask and label' FROM slots WHERE hit IS NULL AND loss_mask AND label IS NOT NULL GROUP BY ALL ORDER BY ALL`},
+	{"K19", "a wrong hit", `SELECT run || ' ' || drafter, seq_id, min(anchor), count(*) || ' hits differ from draft_token = label' FROM slots WHERE hit IS NOT NULL AND hit <> (draft_token = label) GROUP BY ALL ORDER BY ALL`},
+	{"K4", "another text", `SELECT s.run || ' ' || s.drafter, s.seq_id, min(s.anchor), count(*) || ' data tokens differ from the sequence' FROM slots s JOIN tokens t ON t.run = s.run AND t.seq_id = s.seq_id AND t.pos = s.anchor + s.slot WHERE s.data_token <> t.token_id GROUP BY ALL ORDER BY ALL`},
+	{"K19", "a wrong length", `SELECT run || ' ' || drafter, seq_id, min(anchor), count(*) || ' rounds whose accept_len is not accepted + 1, or that accepted more than was proposed' FROM rounds WHERE accept_len <> accepted + 1 OR accepted > proposed OR accepted < 0 GROUP BY ALL ORDER BY ALL`},
+}
+
+func (j *job) validateResults(ctx context.Context, v *validation, path string) error {
+	db, err := openDB(ctx, path, j.out)
+	if errors.Is(err, query.ErrNoDuckDB) {
+		j.say("results are not checked: %v", err)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	for _, c := range resultChecks {
+		rows, err := db.Query(ctx, c.sql)
+		if err != nil {
+			return fmt.Errorf("checking %s: %w", c.where, err)
+		}
+		all, err := rows.All()
+		if err != nil {
+			return fmt.Errorf("checking %s: %w", c.where, err)
+		}
+		for _, row := range all {
+			f := verify.Fault{File: fmt.Sprintf("run %v", row[0]), Sample: fmt.Sprint(row[1]), Row: -1, State: -1, Rule: c.rule, Value: fmt.Sprint(row[3])}
+			if anchor, ok := row[2].(int64); ok {
+				f.Row = int(anchor)
+			}
+			if c.rule == "" { // a fault of the table faults names its own rule
+				f.Rule, f.Value, _ = strings.Cut(f.Value, ": ")
+				v.Samples++
+			}
+			v.add(f)
+		}
+	}
+	return nil
+}
+
+// validateDrafter checks a drafter's folder.
+func (j *job) validateDrafter(v *validation, path string) {
+	v.Samples = 1
+	raw, err := os.ReadFile(filepath.Join(path, "config.json"))
+	if err != nil {
+		v.fault(path, "K21", "%v", err)
+		return
+	}
+	w, err := safetensors.Open(os.DirFS(path), ".")
+	if err != nil {
+		v.fault(path, "K21", "%v", err)
+		return
+	}
+	defer w.Close()
+	before := v.Faults
+	finiteTensors(v, path, w)
+	vocabMap(v, path, w)
+	switch {
+	case v.Faults > before:
+	case j.model != nil:
+		d, err := drafter.Open(filepath.Base(path), raw, w, hostOf(j.model), j.dev)
+		if err != nil {
+			v.fault(path, ruleOf(err), "%v", err)
+			return
+		}
+		d.Close()
+	default:
+		// Any depth beyond its taps reads the same, where the file is silent.
+		if _, err := drafter.ParseDFlash(raw, max(depthOf(raw), 1)); err != nil {
+			v.fault(path, "K12", "%v", err)
+		}
+	}
+}
+
+// ruleOf is the rule that a drafter breaks which cannot be opened.
+func ruleOf(err error) string {
+	if errors.Is(err, drafter.ErrWeights) {
+		return "K6"
+	}
+	return "K12"
+}
+
+// finiteTensors is K1 over every tensor of floats.
+func finiteTensors(v *validation, path string, w *safetensors.Checkpoint) {
+	for _, name := range w.Names() {
+		vals, err := w.Float32s(name)
+		if err != nil {
+			continue // not floats, or damaged, which opening has said
+		}
+		shape, _ := w.Shape(name)
+		width := max(len(vals), 1)
+		if len(shape) > 1 {
+			width = shape[len(shape)-1]
+		}
+		for _, f := range verify.Rows(vals, width, func(int) bool { return true }) {
+			if f.Rule == "K1" {
+				f.File, f.Sample = path, name
+				v.add(f)
+			}
+		}
+	}
+}
+
+// vocabMap checks d2t and t2d, where a checkpoint has them.
+func vocabMap(v *validation, path string, w *safetensors.Checkpoint) {
+	info, ok := w.Info("d2t")
+	if !ok {
+		return
+	}
+	raw, err := w.Raw("d2t")
+	if err != nil || info.DType.Size() != 8 || len(info.Shape) != 1 {
+		v.fault(path, "K11", "d2t is %s of shape %v, want I64 of one dimension", info.DType, info.Shape)
+		return
+	}
+	var d2t []int64
+	for i := 0; i+7 < len(raw); i += 8 {
+		d2t = append(d2t, int64(binary.LittleEndian.Uint64(raw[i:])))
+	}
+	draft, target := len(d2t), 0
+	if shape, ok := w.Shape("lm_head.weight"); ok && len(shape) == 2 {
+		draft = shape[0]
+	}
+	var t2d []bool
+	if raw, err := w.Raw("t2d"); err == nil {
+		for _, b := range raw {
+			t2d = append(t2d, b != 0)
+		}
+		target = len(t2d)
+	}
+	if shape, ok := w.Shape("embed_tokens.weight"); ok && len(shape) == 2 {
+		target = shape[0]
+	}
+	if target == 0 {
+		v.add(verify.Fault{File: path, Row: -1, State: -1, Rule: "K11", Value: "d2t cannot be checked: the target's vocabulary is not known", Warning: true})
+		return
+	}
+	if why := verify.VocabMap(d2t, t2d, draft, target); why != "" {
+		v.fault(path, "K11", "%s", why)
+	}
+}

@@ -1,0 +1,206 @@
+// Package similar compares two captures of the same token ids, state by state
+// and row by row, as their sequences pass: it fills the table similarity and
+// says where the two part.
+package similar
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/draftscope/draftscope/schemas"
+)
+
+// Sequence is one captured sequence of one of the two runs.
+type Sequence struct {
+	ID     string
+	Tokens []schemas.Token
+	States map[int][]float32 // [rows*Hidden] by state
+}
+
+// Place is a row of a sequence.
+type Place struct {
+	SeqID string `json:"seq_id"`
+	Pos   int    `json:"pos"`
+}
+
+// State sums up one state over all rows. Means are over rows whose norms are
+// not zero.
+type State struct {
+	State      int     `json:"state"`
+	Rows       int     `json:"rows"`
+	Equal      int     `json:"equal"` // rows that are equal bit for bit
+	MeanCosine float64 `json:"mean_cosine"`
+	MinCosine  float64 `json:"min_cosine"`
+	MeanRelL2  float64 `json:"mean_rel_l2"`
+	MaxRelL2   float64 `json:"max_rel_l2"`
+	MaxAbs     float64 `json:"max_abs"`
+	// Worst is the row with the largest relative difference, First the first
+	// in the order of the sequences that differs at all.
+	Worst *Place `json:"worst,omitempty"`
+	First *Place `json:"first,omitempty"`
+
+	counted int
+}
+
+// Comparison is what two captures have in common and not.
+type Comparison struct {
+	RunA      string  `json:"run_a"`
+	RunB      string  `json:"run_b"`
+	Sequences int     `json:"sequences"` // in both, of the same ids
+	OnlyA     int     `json:"only_a"`
+	OnlyB     int     `json:"only_b"`
+	Different []Place `json:"different_ids,omitempty"` // sequences whose ids differ, and from where on
+	States    []State `json:"states"`
+	Answers   int     `json:"answers"` // positions where both record target_argmax
+	Agreeing  int     `json:"agreeing"`
+	// Parting is the first position at which the two targets answer
+	// differently.
+	Parting *Place `json:"parting,omitempty"`
+
+	hidden int
+}
+
+// New starts a comparison of two runs, by the names that they get in the
+// table, whose states have some width.
+func New(a, b string, hidden int) *Comparison {
+	return &Comparison{RunA: a, RunB: b, States: []State{}, hidden: hidden}
+}
+
+// Add compares one sequence of both runs and returns its rows of the table
+// similarity, sorted by state and position. Of sequences whose ids differ, the
+// common part before that is compared.
+func (c *Comparison) Add(a, b Sequence) []schemas.Similarity {
+	n := min(len(a.Tokens), len(b.Tokens))
+	for t := range n {
+		if a.Tokens[t].TokenID != b.Tokens[t].TokenID {
+			n = t
+			break
+		}
+	}
+	if n < max(len(a.Tokens), len(b.Tokens)) {
+		c.Different = append(c.Different, Place{a.ID, n})
+	}
+	c.Sequences++
+	for t := range n {
+		x, y := a.Tokens[t].TargetArgmax, b.Tokens[t].TargetArgmax
+		if x == nil || y == nil {
+			continue
+		}
+		c.Answers++
+		if *x == *y {
+			c.Agreeing++
+		} else if c.Parting == nil {
+			c.Parting = &Place{a.ID, t}
+		}
+	}
+	var rows []schemas.Similarity
+	for _, state := range common(a.States, b.States) {
+		va, vb := a.States[state], b.States[state]
+		s := c.of(state)
+		for t := range min(n, len(va)/c.hidden, len(vb)/c.hidden) {
+			row := Row(va[t*c.hidden:(t+1)*c.hidden], vb[t*c.hidden:(t+1)*c.hidden])
+			row.RunA, row.RunB, row.SeqID, row.Pos, row.State = c.RunA, c.RunB, a.ID, int32(t), int32(state)
+			s.add(row)
+			rows = append(rows, row)
+		}
+	}
+	return rows
+}
+
+// common lists the states that both have, ascending.
+func common(a, b map[int][]float32) []int {
+	var out []int
+	for state := range a {
+		if _, ok := b[state]; ok {
+			out = append(out, state)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// of is the summary of a state.
+func (c *Comparison) of(state int) *State {
+	i, found := slices.BinarySearchFunc(c.States, state, func(s State, n int) int { return s.State - n })
+	if !found {
+		c.States = slices.Insert(c.States, i, State{State: state, MinCosine: 1})
+	}
+	return &c.States[i]
+}
+
+func (s *State) add(r schemas.Similarity) {
+	place := Place{r.SeqID, int(r.Pos)}
+	s.Rows++
+	if r.MaxAbs == 0 {
+		s.Equal++
+	} else if s.First == nil {
+		s.First = &place
+	}
+	s.MaxAbs = math.Max(s.MaxAbs, float64(r.MaxAbs))
+	if r.RelL2 != nil && float64(*r.RelL2) > s.MaxRelL2 {
+		s.MaxRelL2, s.Worst = float64(*r.RelL2), &place
+	}
+	if r.Cosine == nil || r.RelL2 == nil {
+		return
+	}
+	s.counted++
+	n := float64(s.counted)
+	s.MeanCosine += (float64(*r.Cosine) - s.MeanCosine) / n
+	s.MeanRelL2 += (float64(*r.RelL2) - s.MeanRelL2) / n
+	s.MinCosine = math.Min(s.MinCosine, float64(*r.Cosine))
+}
+
+// Row compares two vectors, summing in double precision. The cosine of a zero
+// vector is NULL, not a number that looks like one.
+func Row(a, b []float32) schemas.Similarity {
+	var dot, na, nb, diff, most float64
+	for i, x := range a {
+		x, y := float64(x), float64(b[i])
+		dot += x * y
+		na += x * x
+		nb += y * y
+		diff += (x - y) * (x - y)
+		most = math.Max(most, math.Abs(x-y))
+	}
+	out := schemas.Similarity{MaxAbs: float32(most), NormA: float32(math.Sqrt(na)), NormB: float32(math.Sqrt(nb))}
+	if na > 0 && nb > 0 {
+		out.Cosine = new(float32(min(max(dot/math.Sqrt(na*nb), -1), 1)))
+	}
+	if na > 0 {
+		out.RelL2 = new(float32(math.Sqrt(diff / na)))
+	}
+	return out
+}
+
+// String says it for people.
+func (c *Comparison) String() string {
+	out := fmt.Sprintf("%s against %s: %d sequences of the same ids", c.RunA, c.RunB, c.Sequences-len(c.Different))
+	if len(c.Different) > 0 {
+		out += fmt.Sprintf(", %d whose ids differ (%s from token %d on) and are compared before that", len(c.Different), c.Different[0].SeqID, c.Different[0].Pos)
+	}
+	if c.OnlyA+c.OnlyB > 0 {
+		out += fmt.Sprintf(", %d only in the first, %d only in the second", c.OnlyA, c.OnlyB)
+	}
+	out += "\n"
+	switch {
+	case c.Answers == 0:
+		out += "the two do not both record the target's answers\n"
+	case c.Parting == nil:
+		out += fmt.Sprintf("the targets answer alike at all %d positions\n", c.Answers)
+	default:
+		out += fmt.Sprintf("the targets answer alike at %d of %d positions; they part first at %s, position %d\n", c.Agreeing, c.Answers, c.Parting.SeqID, c.Parting.Pos)
+	}
+	out += fmt.Sprintf("%5s  %8s  %8s  %11s  %10s  %9s  %9s  %9s  %s\n", "state", "rows", "equal", "mean cosine", "min cosine", "mean rel", "max rel", "max abs", "differs first / most at")
+	for _, s := range c.States {
+		where := "nowhere"
+		if s.First != nil {
+			where = fmt.Sprintf("%s %d", s.First.SeqID, s.First.Pos)
+		}
+		if s.Worst != nil {
+			where += fmt.Sprintf(" / %s %d", s.Worst.SeqID, s.Worst.Pos)
+		}
+		out += fmt.Sprintf("%5d  %8d  %8d  %11.7f  %10.7f  %9.3g  %9.3g  %9.3g  %s\n", s.State, s.Rows, s.Equal, s.MeanCosine, s.MinCosine, s.MeanRelL2, s.MaxRelL2, s.MaxAbs, where)
+	}
+	return out
+}
