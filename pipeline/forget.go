@@ -240,6 +240,48 @@ func (r *reader) deleted(ctx context.Context, nonce string) (n int64, err error)
 	return n, err
 }
 
+// ErrNoGroup marks a group of workers that the run does not have.
+var ErrNoGroup = errors.New("no such group of workers")
+
+// ForgetGroup makes a group of workers one that nobody waits for any more, and
+// deletes the streams of its results. What a store has of them stays there.
+// Workers of the group that are still there have to be stopped before.
+func (s *Session) ForgetGroup(ctx context.Context, group string) error {
+	err := s.forgetGroup(ctx, group)
+	if err != nil {
+		return fmt.Errorf("forgetting group %s of run %s: %w", group, s.cfg.Run, err)
+	}
+	return nil
+}
+
+func (s *Session) forgetGroup(ctx context.Context, group string) error {
+	groups, err := s.Groups(ctx)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(groups, func(g Group) bool { return g.Name == group }) {
+		return ErrNoGroup
+	}
+	kv, err := s.notes(ctx)
+	if err == nil {
+		err = kv.Purge(ctx, noteKey(s.cfg.Run, "groups", group))
+	}
+	if err != nil {
+		return err
+	}
+	partitions, err := storedPartitions(ctx, s.js, s.cfg.Run, CaptureStream)
+	if err != nil {
+		return err
+	}
+	for p := range partitions {
+		err := s.js.DeleteStream(ctx, GroupStreamName(s.cfg.Run, group, p))
+		if err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+			return err
+		}
+	}
+	return nil
+}
+
 // noteStored leaves word of sequences of the capture that a store has made
 // durable: when they are purged, a source that is resumed still knows them.
 // last is the number of the last of their messages, which a stream that is made

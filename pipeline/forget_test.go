@@ -189,3 +189,39 @@ func TestAStreamThatIsGoneIsSaidInWords(t *testing.T) {
 		t.Errorf("a job: %v", err)
 	}
 }
+
+// A group whose workers never come back holds a run up until it is forgotten.
+func TestAForgottenGroupIsNotWaitedFor(t *testing.T) {
+	mem := checked(t)
+	srv := external(t, server.Options{JetStream: true, StoreDir: t.TempDir()})
+	cfg := roleConfig(srv.ClientURL())
+	s := role(t, cfg)
+	group(t, s, "a")
+	group(t, s, "gone")
+	if _, err := s.Publish(t.Context(), &testSource{mem: mem, ids: ids(6), records: 2, rows: 20}); err != nil {
+		t.Fatal(err)
+	}
+	var kept shelves
+	ended := make(chan error, 1)
+	go func() { ended <- role(t, cfg).Store(t.Context(), kept.sink) }()
+	if err := role(t, cfg).Work(t.Context(), "a", stages(memory.NewGoAllocator(), nil)); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		t.Fatalf("the store did not wait for a group: %v", err)
+	case <-time.After(500 * time.Millisecond):
+	}
+	if err := s.ForgetGroup(t.Context(), "nobody"); !errors.Is(err, ErrNoGroup) {
+		t.Errorf("an unknown group: %v", err)
+	}
+	if err := s.ForgetGroup(t.Context(), "gone"); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	capture, results := want(ids(6), 2, 20)
+	kept.of("").check(t, CaptureStream, capture)
+	kept.of("a").check(t, ResultsStream, results)
+}

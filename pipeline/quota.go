@@ -31,6 +31,7 @@ type quota struct {
 	open    int64                                         // of used, by sequences whose end is still to come
 	asked   time.Time
 	urged   time.Time // when readers were last asked to commit
+	told    waiting
 }
 
 // slack is what a stream may hold beside sequences in progress when everybody
@@ -45,7 +46,7 @@ func newQuota(cfg Config, to route, stream jetstream.Stream) *quota {
 	return &quota{
 		limit: cmp.Or(cfg.MaxBytes, cfg.SoftBytes), soft: cfg.MaxBytes == 0, stream: stream, route: to, timeout: cfg.ConnectTimeout,
 		readers: map[int][]*reader{}, purged: map[int]uint64{},
-		used: int64(stream.CachedInfo().State.Bytes),
+		used: int64(stream.CachedInfo().State.Bytes), told: waiting{log: cfg.Logger},
 	}
 }
 
@@ -93,8 +94,10 @@ func (q *quota) take(ctx context.Context, o *outSeq, size int64) (bool, error) {
 	passes := q.soft && q.used-q.open <= slack // nothing else is there to wait for
 	if q.used+size > full && !passes {
 		q.urge()
+		q.told.tell(fmt.Sprintf("readers to make room in stream %s, whose bound is %d MB; inspect --nats says who is behind", q.route.name(), q.limit/1e6))
 		return false, nil
 	}
+	q.told.tell("")
 	q.used += size
 	q.open += size
 	o.bytes += size
