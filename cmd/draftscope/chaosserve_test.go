@@ -47,19 +47,15 @@ func TestChaosOfServeLosesAndDoublesNothing(t *testing.T) {
 	for i := range max(1, *chaosRuns/5) {
 		seed := *chaosSeed + uint64(i)
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
 			rng := rand.New(rand.NewPCG(seed, 15))
 			out := filepath.Join(t.TempDir(), "ds")
 			addr := "127.0.0.1:" + strconv.Itoa(freePort(t))
 			up := func() *process {
-				return draftscope(t, "serve", "serve", "--listen", addr, "--http", "", "--out", out, "--lease", "1s", "--ack-wait", "1s", "--commit-idle", "50ms")
+				return draftscope(t, "serve", "serve", "--listen", addr, "--http", "", "--out", out, "--lease", "1s", "--ack-wait", "1s", "--commit-idle", "50ms", "--keep-streams")
 			}
 			serve := up()
-			for range 400 {
-				if strings.Contains(serve.log.String(), "storing into") {
-					break
-				}
-				time.Sleep(10 * time.Millisecond)
-			}
+			said(t, serve, "storing into")
 			stop, watched := make(chan struct{}), make(chan error, 1)
 			go func() {
 				_, err := readable(out, stop)
@@ -80,7 +76,7 @@ func TestChaosOfServeLosesAndDoublesNothing(t *testing.T) {
 				case 1:
 					log = append(log, "stop")
 					serve.signal(syscall.SIGTERM)
-					serve.succeed(t, time.Minute)
+					serve.succeed(t, chaosLimit)
 					serve = up()
 				case 2:
 					log = append(log, "freeze")
@@ -90,23 +86,22 @@ func TestChaosOfServeLosesAndDoublesNothing(t *testing.T) {
 				}
 			}
 			for _, p := range others {
-				p.succeed(t, time.Minute)
+				p.succeed(t, chaosLimit)
 			}
-			for range 600 {
-				if drained(t, "nats://"+addr, out, 8) {
-					break
+			for end := time.Now().Add(chaosLimit); !drained(t, "nats://"+addr, out, 8); time.Sleep(50 * time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatalf("seed %d: serve has not stored everything after %s:\n%s", seed, chaosLimit, serve.tail())
 				}
-				time.Sleep(50 * time.Millisecond)
 			}
 			serve.signal(syscall.SIGTERM)
-			serve.succeed(t, time.Minute)
+			serve.succeed(t, chaosLimit)
 			close(stop)
 			if err := <-watched; err != nil {
 				t.Errorf("a file was unreadable: %v", err)
 			}
 			t.Logf("serve: %s", strings.Join(log, ", "))
 			if err := differ(answers(t, out), want); err != nil {
-				t.Error(err)
+				t.Errorf("seed %d: %v\nthe end of what serve said:\n%s", seed, err, serve.tail())
 			}
 		})
 	}

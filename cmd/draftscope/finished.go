@@ -17,14 +17,16 @@ type finishedRuns struct {
 // awaitFinish returns true once the run has ended and everything of it has
 // been stored for as long as the grace: by then all groups of workers that
 // have a name on the server have read all of it too. It returns false when
-// ctx ends.
-func (f finishedRuns) awaitFinish(ctx context.Context, session *pipeline.Session) bool {
+// ctx ends or stop is closed.
+func (f finishedRuns) awaitFinish(ctx context.Context, session *pipeline.Session, stop <-chan struct{}) bool {
 	var since time.Time
 	tick := time.NewTicker(min(time.Second, max(f.grace/4, 50*time.Millisecond)))
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
+		case <-stop:
+			return false
 		case <-ctx.Done():
 			return false
 		}
@@ -54,7 +56,7 @@ func (s *storeJob) storeUntilFinished(ctx context.Context, run string, session *
 	watching, stop := context.WithCancel(ctx)
 	finished := make(chan bool, 1)
 	go func() {
-		over := !s.finished.keep && s.finished.awaitFinish(watching, session)
+		over := !s.finished.keep && s.finished.awaitFinish(watching, session, s.drain)
 		if !over {
 			select {
 			case <-s.drain:

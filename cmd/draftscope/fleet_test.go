@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -109,9 +110,21 @@ func (p *process) exit(t *testing.T, within time.Duration) int {
 	select {
 	case <-p.done:
 	case <-time.After(within):
+		p.signal(syscall.SIGQUIT) // prints its goroutines
+		<-p.done
 		t.Fatalf("%s did not end within %s:\n%s", p.name, within, p.log.String())
 	}
 	return p.cmd.ProcessState.ExitCode()
+}
+
+// said waits until a process has said something.
+func said(t *testing.T, p *process, what string) {
+	t.Helper()
+	for end := time.Now().Add(chaosLimit); !strings.Contains(p.log.String(), what); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) || !p.running() {
+			t.Fatalf("%s did not say %q:\n%s", p.name, what, p.log.String())
+		}
+	}
 }
 
 func (p *process) succeed(t *testing.T, within time.Duration) {
@@ -121,15 +134,25 @@ func (p *process) succeed(t *testing.T, within time.Duration) {
 	}
 }
 
-// freePort finds a port that nobody listens on.
+// lastPort is the last port that freePort has looked at. It looks below those
+// that outgoing connections are given, so that a server that is killed finds
+// its port free again.
+var lastPort atomic.Int32
+
+// freePort finds a port that nobody listens on, another each time.
 func freePort(t *testing.T) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	lastPort.CompareAndSwap(0, int32(10_000+os.Getpid()*101%20_000))
+	for range 1000 {
+		port := int(lastPort.Add(1))
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err == nil {
+			l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	t.Fatal("no port is free")
+	return 0
 }
 
 // node is a real NATS server, which may be started again on the same store.
@@ -158,13 +181,12 @@ func (n *node) up(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.process = start(t, "nats-server", path, "-c", n.conf)
-	for range 200 {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(25 * time.Millisecond) {
 		c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", n.port))
 		if err == nil {
 			c.Close()
 			return
 		}
-		time.Sleep(25 * time.Millisecond)
 	}
 	t.Fatalf("nats-server did not start:\n%s", n.log.String())
 }

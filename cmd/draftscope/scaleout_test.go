@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -44,28 +45,23 @@ func TestAnyNumberOfWorkersGiveTheSameTables(t *testing.T) {
 			out := filepath.Join(here, "ds")
 			store := draftscope(t, "store", storeArgs(srv.url(), out)...)
 			capture := draftscope(t, "capture", captureArgs(srv.url(), "--partitions", "4")...)
-			capture.succeed(t, time.Minute)
+			capture.succeed(t, chaosLimit)
 			var workers []*process
 			for i := range test.workers {
 				workers = append(workers, draftscope(t, fmt.Sprint("worker ", i), draftArgs(srv.url())...))
 			}
 			if test.kill {
-				for range 200 {
-					if strings.Contains(workers[0].log.String(), "drafting on run") {
-						break
-					}
-					time.Sleep(10 * time.Millisecond)
-				}
+				said(t, workers[0], "drafting on run")
 				time.Sleep(30 * time.Millisecond)
 				workers[0].kill()
 				workers = workers[1:]
 			}
 			for _, w := range workers {
-				w.succeed(t, time.Minute)
+				w.succeed(t, chaosLimit)
 			}
-			store.succeed(t, time.Minute)
+			store.succeed(t, chaosLimit)
 			if err := differ(answers(t, out), want); err != nil {
-				t.Errorf("the tables differ from one process's: %v", err)
+				t.Errorf("the tables differ from one process's: %v\nthe end of what the store said:\n%s", err, store.tail())
 			}
 		})
 	}
@@ -100,19 +96,22 @@ func TestAClusterThatLosesItsLeaderGivesTheSameTables(t *testing.T) {
 	store := draftscope(t, "store", storeArgs(url, out, "--replicas", "3")...)
 	capture := draftscope(t, "capture", captureArgs(url, append(longer, "--replicas", "3")...)...)
 	worker := draftscope(t, "worker", draftArgs(url, "--replicas", "3")...)
-	// The leader is found and killed while the source publishes.
+	// The leader is found and killed while the source publishes, which stands
+	// still for that moment.
 	led := leader(t, url)
+	capture.signal(syscall.SIGSTOP)
 	if !capture.running() {
-		t.Error("the source had ended before its server was killed")
+		t.Fatalf("the source ended before its server was killed:\n%s", capture.tail())
 	}
 	nodes[led].kill()
+	capture.signal(syscall.SIGCONT)
 	time.Sleep(2 * time.Second)
 	nodes[led].up(t)
 	for _, p := range []*process{capture, worker, store} {
-		p.succeed(t, 2*time.Minute)
+		p.succeed(t, 2*chaosLimit)
 	}
 	if err := differ(answers(t, out), want); err != nil {
-		t.Errorf("the tables differ from an undisturbed run's: %v", err)
+		t.Errorf("the tables differ from an undisturbed run's: %v\nthe end of what the store said:\n%s", err, store.tail())
 	}
 }
 
@@ -128,7 +127,7 @@ func leader(t *testing.T, url string) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 1000 {
+	for range 6000 {
 		stream, err := js.Stream(t.Context(), "DS_r1_capture")
 		if err == nil && stream.CachedInfo().Cluster != nil && stream.CachedInfo().State.Msgs > 6 {
 			var i int
