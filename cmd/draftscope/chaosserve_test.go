@@ -26,6 +26,9 @@ func drained(t *testing.T, url, out string, sequences int) bool {
 	if err := json.Unmarshal(stdout.Bytes(), &found); err != nil {
 		t.Fatal(err)
 	}
+	if len(found.Runs) == 0 {
+		return true // serve has deleted the streams of the run, which is over
+	}
 	if len(found.Runs) != 1 || found.Runs[0].Captured != sequences || found.Runs[0].Stored != sequences {
 		return false
 	}
@@ -52,7 +55,7 @@ func TestChaosOfServeLosesAndDoublesNothing(t *testing.T) {
 			out := filepath.Join(t.TempDir(), "ds")
 			addr := "127.0.0.1:" + strconv.Itoa(freePort(t))
 			up := func() *process {
-				return draftscope(t, "serve", "serve", "--listen", addr, "--http", "", "--out", out, "--lease", "1s", "--ack-wait", "1s", "--commit-idle", "50ms", "--keep-streams")
+				return draftscope(t, "serve", "serve", "--listen", addr, "--http", "", "--out", out, "--lease", "1s", "--ack-wait", "1s", "--commit-idle", "50ms")
 			}
 			serve := up()
 			said(t, serve, "storing into")
