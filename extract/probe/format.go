@@ -44,10 +44,11 @@ func (f Format) Append(dst, raw []byte, d schemas.DType) []byte {
 		}
 		return dst
 	}
-	return d.AppendBytes(dst, f.floats(nil, raw))
+	return d.AppendBytes(dst, f.Floats(nil, raw))
 }
 
-func (f Format) floats(dst []float32, raw []byte) []float32 {
+// Floats appends the values of raw to dst, exactly.
+func (f Format) Floats(dst []float32, raw []byte) []float32 {
 	if f.Name != "f16" {
 		return schemas.DType(f.Name).AppendFloats(dst, raw)
 	}
