@@ -286,7 +286,7 @@ func TestAFrozenDaemonCostsOneDeadlineAndShedsExactly(t *testing.T) {
 // until waits for something while two processes run.
 func (b *rig) until(engine, daemon *process, ok func() bool) {
 	b.t.Helper()
-	for end := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(5 * time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) || !engine.running() {
 			b.t.Fatalf("it did not come to that:\nengine: %s\ndaemon: %s", lastLines(engine), lastLines(daemon))
 		}
@@ -410,4 +410,57 @@ func TestAWrongClaimIsCaughtBeforeAnythingIsStored(t *testing.T) {
 func lastLines(p *process) string {
 	lines := strings.Split(strings.TrimSpace(p.log.String()), "\n")
 	return strings.Join(lines[max(0, len(lines)-15):], "\n")
+}
+
+func TestFilesThatOthersSerialisersWroteImport(t *testing.T) {
+	b := newRig(t)
+	foreign := filepath.Join(b.dir, "foreign")
+	start(t, "foreign", b.python, "testdata/engines/foreign.py", b.model, b.in, foreign).succeed(t, 5*time.Minute)
+	ds := filepath.Join(b.dir, "ds")
+	for _, tt := range []struct{ run, format, dir, states string }{
+		{"vllm", "vllm", "vllm", "2,4,5,8"},
+		{"eagle", "specforge", "specforge", "2,4,5"},
+		{"dflash", "specforge", "dflash", "2,4,5"},
+		{"deepspec", "deepspec", "deepspec", "2,4,5"},
+	} {
+		// Nothing is said of the states: the target finds them.
+		b.program(exitOK, "import", "--format", tt.format, "--target", b.model, "--out", ds, "--run", tt.run, filepath.Join(foreign, tt.dir))
+		if got := b.query(ds, fmt.Sprintf("SELECT string_agg(DISTINCT state::VARCHAR, ',' ORDER BY state::VARCHAR) AS s FROM states WHERE run = '%s'", tt.run)); got != "s\n\""+tt.states+"\"" {
+			t.Errorf("%s: states %q, want %s", tt.run, got, tt.states)
+		}
+		// A wrong claim is refused.
+		b.program(exitUsage, "import", "--format", tt.format, "--target", b.model, "--states", strings.Replace(tt.states, "4,5", "5,6", 1),
+			"--out", filepath.Join(b.dir, tt.run), filepath.Join(foreign, tt.dir))
+	}
+	list := b.sequences(4)
+	b.program(exitOK, "capture", "--target", b.model, "--sequences", list, "--run", "native", "--states", "2,4,5,8", "--out", ds)
+	got := b.query(ds, `SELECT a.run, count(*) AS n, count(DISTINCT seq_id) AS seqs, min(c) >= 0.999 AS near FROM (
+		SELECT a.run, a.seq_id, list_cosine_similarity(a.vec, b.vec) AS c FROM states a JOIN states b ON b.run = 'native' AND a.run != 'native'
+		AND b.seq_id = 'p000' || right(a.seq_id, 1) AND a.pos = b.pos AND a.state = b.state) a GROUP BY ALL ORDER BY ALL`)
+	t.Log(got)
+	whole := b.query(ds, "SELECT count(*) FROM states WHERE run = 'native' AND state IN (2, 4, 5)")
+	n := strings.TrimPrefix(whole[strings.LastIndex(whole, "\n"):], "\n")
+	for _, run := range []string{"dflash", "deepspec", "eagle"} {
+		if !strings.Contains(got, fmt.Sprintf("%s,%s,4,true", run, n)) {
+			t.Errorf("%s: want %s rows of 4 sequences near the native ones, got\n%s", run, n, got)
+		}
+	}
+	if !strings.Contains(got, ",4,true\n") && !strings.HasSuffix(got, ",4,true") || strings.Contains(got, "false") {
+		t.Errorf("vllm: %s", got)
+	}
+}
+
+// sequences writes the first n sequences.
+func (b *rig) sequences(n int) string {
+	b.t.Helper()
+	raw, err := os.ReadFile(b.in)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	name := filepath.Join(b.dir, "some.jsonl")
+	lines := strings.SplitAfter(string(raw), "\n")[:n]
+	if err := os.WriteFile(name, []byte(strings.Join(lines, "")), 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+	return name
 }
