@@ -17,6 +17,7 @@ type attending struct {
 	q, ctxK, ctxV, blkK, blkV []float32
 	spans                     []cuda.Span
 	qHeads, kvHeads, dim      int
+	block                     int
 	scale                     float32
 }
 
@@ -39,7 +40,7 @@ func (a *attending) run(t testing.TB, l *lab, lo, hi int) []float32 {
 		Q:    l.put(t, slice(a.q, cols, lo, hi), cols),
 		CtxK: l.put(t, a.ctxK, kv), CtxV: l.put(t, a.ctxV, kv),
 		BlkK: l.put(t, a.blkK, kv), BlkV: l.put(t, a.blkV, kv),
-		Spans: a.spans[lo:hi], QHeads: a.qHeads, KVHeads: a.kvHeads, HeadDim: a.dim, Scale: a.scale,
+		Spans: a.spans[lo:hi], Block: a.block, QHeads: a.qHeads, KVHeads: a.kvHeads, HeadDim: a.dim, Scale: a.scale,
 	}))
 	return l.get(t, dst)
 }

@@ -166,6 +166,48 @@ func testAttentionBF16(t *testing.T, l *lab) {
 			})
 		}
 	}
+	// The shape of large drafters, whose blocks of 16 rows come together.
+	blocks := func(m, ctx int) *attending {
+		a := draw(m, ctx, 8, 2, 128)
+		a.block = 16
+		return a
+	}
+	for _, lay := range layouts {
+		for _, s := range [][2]int{{16, 0}, {16, 40}, {48, 130}, {160, 500}} {
+			t.Run(fmt.Sprintf("blocks of 16, %s %v", lay.name, s), func(t *testing.T) {
+				a := blocks(s[0], s[1])
+				near16(t, a.run(t, l.in(lay), 0, s[0]), a.oracle(), nil, attentionTolerance+2*halfULP)
+			})
+		}
+	}
+	t.Run("blocks of 16, keys outside the span do not matter, be they NaN", func(t *testing.T) {
+		a := blocks(160, 500)
+		want := a.oracle()
+		for c := range 2 * 128 {
+			a.ctxK[100*256+c], a.ctxV[100*256+c] = nan, inf
+			a.blkK[159*256+c], a.blkV[159*256+c] = inf, nan
+		}
+		got := a.run(t, l, 0, 160)
+		for i, s := range a.spans {
+			if (s.CtxLo > 100 || s.CtxHi <= 100) && s.BlkHi <= 159 {
+				near16(t, slice(got, 1024, i, i+1), want[i*1024:(i+1)*1024], nil, attentionTolerance+2*halfULP)
+			} else if v := got[i*1024]; v == v {
+				t.Errorf("row %d sees a NaN and is %v", i, v)
+			}
+		}
+	})
+	t.Run("blocks of 16, invariance", func(t *testing.T) {
+		a := blocks(160, 500)
+		whole := a.run(t, l, 0, 160)
+		same(t, "again", a.run(t, l, 0, 160), whole)
+		for _, lay := range layouts {
+			same(t, lay.name, a.run(t, l.in(lay), 0, 160), whole)
+		}
+		for _, at := range []int{16, 48, 144} {
+			same(t, fmt.Sprint("rows from ", at), a.run(t, l, at, 160), whole[at*1024:])
+			same(t, fmt.Sprint("blocks from ", at), a.from(at).run(t, l, 0, 160-at), whole[at*1024:])
+		}
+	})
 	t.Run("a row that sees nothing is zero", func(t *testing.T) {
 		a := draw(32, 0, 2, 1, 64)
 		clear(a.spans)
@@ -195,17 +237,23 @@ func testAttentionBF16(t *testing.T, l *lab) {
 		a := draw(160, 300, 8, 2, 128)
 		whole := a.run(t, l, 0, 160)
 		for _, at := range []int{16, 48, 96} {
-			b := *a
-			cols, kv := a.qHeads*a.dim, a.kvHeads*a.dim
-			b.q, b.blkK, b.blkV = a.q[at*cols:], a.blkK[at*kv:], a.blkV[at*kv:]
-			b.spans = slices.Clone(a.spans[at:])
-			for i := range b.spans {
-				b.spans[i].BlkLo -= int32(at)
-				b.spans[i].BlkHi -= int32(at)
-			}
-			same(t, strconv.Itoa(at), b.run(t, l, 0, 160-at), whole[at*cols:])
+			cols := a.qHeads * a.dim
+			same(t, strconv.Itoa(at), a.from(at).run(t, l, 0, 160-at), whole[at*cols:])
 		}
 	})
+}
+
+// from is the part of a call that begins with query and block row at.
+func (a *attending) from(at int) *attending {
+	b := *a
+	cols, kv := a.qHeads*a.dim, a.kvHeads*a.dim
+	b.q, b.blkK, b.blkV = a.q[at*cols:], a.blkK[at*kv:], a.blkV[at*kv:]
+	b.spans = slices.Clone(a.spans[at:])
+	for i := range b.spans {
+		b.spans[i].BlkLo -= int32(at)
+		b.spans[i].BlkHi -= int32(at)
+	}
+	return &b
 }
 
 func testGateMulBF16(t *testing.T, l *lab) {

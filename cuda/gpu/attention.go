@@ -20,20 +20,29 @@ func (d *Device) Attention(dst cuda.Tensor, args cuda.AttentionArgs) error {
 	if err != nil || dst.Rows == 0 || dst.Cols == 0 {
 		return err
 	}
-	group := args.QHeads / args.KVHeads
-	per := max(1, min(4, 16/group)) // rows of a block
 	return d.card.Do(func() error {
+		if d.fastAttention(args) {
+			return d.attentionFast(m, args)
+		}
 		at, err := d.params.send(bytesOf(args.Spans))
 		if err != nil {
 			return err
 		}
-		g := driver.Grid{
-			Blocks: [3]int{ceil(dst.Rows, per), args.KVHeads}, Threads: [3]int{128},
-			Shared: attentionShared(per*group, args.HeadDim),
-		}
-		return d.launch("attention", "attention_", g, m[0].at, m[0].stride, m[1].at, m[1].stride, m[2].at, m[2].stride,
-			m[3].at, m[3].stride, m[4].at, m[4].stride, m[5].at, m[5].stride, at[0], dst.Rows, group, args.HeadDim, per, args.Scale)
+		return d.attentionPlain(m, args, at[0], 0)
 	})
+}
+
+// attentionPlain starts the kernel for any call: unconditionally, or where the
+// device's int at needed is not 0.
+func (d *Device) attentionPlain(m []matrix, args cuda.AttentionArgs, spans, needed driver.Ptr) error {
+	group := args.QHeads / args.KVHeads
+	per := max(1, min(4, 16/group)) // rows of a block
+	g := driver.Grid{
+		Blocks: [3]int{ceil(m[0].rows, per), args.KVHeads}, Threads: [3]int{128},
+		Shared: attentionShared(per*group, args.HeadDim),
+	}
+	return d.launch("attention", "attention_", g, m[0].at, m[0].stride, m[1].at, m[1].stride, m[2].at, m[2].stride,
+		m[3].at, m[3].stride, m[4].at, m[4].stride, m[5].at, m[5].stride, spans, m[0].rows, group, args.HeadDim, per, args.Scale, needed)
 }
 
 // attentionShared is the shared memory of a block, in bytes: queries, outputs,

@@ -28,11 +28,15 @@ func must(t testing.TB, err error) {
 }
 
 func TestTheBackendPassesTheSuiteInBF16(t *testing.T) {
-	bf16 := func(t testing.TB) cuda.Device {
-		return backendtest.OpenGPU(t, gpu.Config{Precision: gpu.BF16})
+	for name, cfg := range map[string]gpu.Config{
+		"all that the card has": {Precision: gpu.BF16},
+		"plain kernels":         {Precision: gpu.BF16, Plain: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := backendtest.OpenGPU(t, cfg)
+			t.Log(d.Name())
+			must(t, d.Close())
+			backendtest.RunBF16(t, func(t testing.TB) cuda.Device { return backendtest.OpenGPU(t, cfg) })
+		})
 	}
-	d := bf16(t)
-	t.Log(d.Name())
-	must(t, d.Close())
-	backendtest.RunBF16(t, bf16)
 }

@@ -18,6 +18,7 @@ import (
 type Device struct {
 	card      *driver.Card
 	precision Precision
+	plain     bool
 	width     int          // bytes of a value
 	blas      *driver.BLAS // nil in float32, and where the machine has none
 	host      staging
@@ -42,7 +43,7 @@ func Open(cfg Config) (cuda.Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening CUDA device %d: %w", cfg.Device, err)
 	}
-	d := &Device{card: card, precision: cfg.Precision, width: 4, rooms: map[string]*room{}}
+	d := &Device{card: card, precision: cfg.Precision, plain: cfg.Plain, width: 4, rooms: map[string]*room{}}
 	if cfg.Precision == BF16 {
 		d.width = 2
 	}
@@ -57,7 +58,7 @@ func (d *Device) prepare() (err error) {
 	if d.host, err = newStaging(d.card); err != nil {
 		return err
 	}
-	if d.params, err = newParams(d.card); err != nil || d.precision == F32 {
+	if d.params, err = newParams(d.card); err != nil || d.precision == F32 || d.plain {
 		return err
 	}
 	if d.blas, err = d.card.OpenBLAS(); errors.Is(err, driver.ErrNoBLAS) {
@@ -72,6 +73,8 @@ func (d *Device) Name() string {
 	switch {
 	case d.blas != nil:
 		kind += fmt.Sprintf(" sm_%d%d cublaslt", d.card.Major, d.card.Minor)
+	case d.precision == BF16 && d.plain:
+		kind += " plain"
 	case d.precision == BF16:
 		kind += fmt.Sprintf(" sm_%d%d without cublaslt", d.card.Major, d.card.Minor)
 	}

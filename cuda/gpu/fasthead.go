@@ -26,10 +26,13 @@ const (
 	fastTop   = 64        // best logits of a row; more take the plain way
 )
 
+// hopper says whether the kernels named fast_* run here.
+func (d *Device) hopper() bool { return d.precision == BF16 && d.card.Major == 9 && !d.plain }
+
 // fastHead says whether the head without logits can take a call. That depends
 // on the model and on what is asked for, never on the number of rows.
 func (d *Device) fastHead(h *heading) bool {
-	return d.precision == BF16 && d.card.Major == 9 && h.weight.cols >= 64 && h.weight.cols%8 == 0 && h.K <= fastTop && h.weight.rows >= fastWide
+	return d.hopper() && h.weight.cols >= 64 && h.weight.cols%8 == 0 && h.K <= fastTop && h.weight.rows >= fastWide
 }
 
 // fastRun is how many rows are computed at once, in whole tiles.

@@ -39,6 +39,7 @@ func TestLaunchesKnowTheKernelsConstants(t *testing.T) {
 		"kBeginRows": {fastBeginRows, read(head, "kBeginRows")},
 		"kMergeRows": {fastMergeRows, read(head, "kMergeRows")},
 		"kSlices":    {fastSlices, read(head, "kSlices")},
+		"kTiles":     {fastAttentionShared, 2*box + read("fast_attention.cu", "kTiles")*read("fast_attention.cu", "kTile")*box + 128},
 		"KEYS":       {attentionKeys, read("attention.cu", "KEYS")},
 	} {
 		if pair[0] != pair[1] {

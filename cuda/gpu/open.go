@@ -36,6 +36,9 @@ type Config struct {
 	Device int
 	// Precision is what the device computes in.
 	Precision Precision
+	// Plain leaves out cuBLASLt and the kernels that only one architecture
+	// has, so that the understudies can be tested on any card.
+	Plain bool
 }
 
 // Validate reports a Config that cannot be meant.

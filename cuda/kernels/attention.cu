@@ -4,7 +4,9 @@
 // A first pass over the keys finds each query's largest score, a second sums
 // exponentials and weighted values in the order of the span, context first,
 // one key after the other. So no tile border and no neighbour enters a sum.
-// Keys outside a query's own span are never multiplied: they may be NaN.
+// Keys outside a query's own span are never multiplied: they may be NaN. That
+// makes this kernel the understudy of fast_attention, which multiplies them by
+// 0: launched after it, it does nothing unless *needed says so.
 #include "element.cuh"
 
 struct Span {
@@ -116,7 +118,10 @@ template <typename T> __device__ void attention(Attention<T> a) {
   extern "C" __global__ void __launch_bounds__(128) name(                                                             \
       T *dst, long long dst_stride, const T *q, long long q_stride, const T *ctx_k, long long ctx_k_stride,           \
       const T *ctx_v, long long ctx_v_stride, const T *blk_k, long long blk_k_stride, const T *blk_v,                 \
-      long long blk_v_stride, const Span *spans, int rows, int group, int dim, int per, float scale) {                \
+      long long blk_v_stride, const Span *spans, int rows, int group, int dim, int per, float scale,                  \
+      const int *needed) {                                                                                            \
+    if (needed != nullptr && *needed == 0)                                                                            \
+      return;                                                                                                         \
     attention<T>({{dst, dst_stride},     {q, q_stride},         {ctx_k, ctx_k_stride}, {ctx_v, ctx_v_stride},         \
                   {blk_k, blk_k_stride}, {blk_v, blk_v_stride}, spans, rows, group, dim, per, scale});                \
   }
