@@ -24,6 +24,9 @@ var (
 	// ErrRefused marks a message that the server will not store, whatever
 	// the number of tries: its disk is full, or a limit forbids it.
 	ErrRefused = errors.New("refused by the NATS server")
+	// ErrServerFailed marks an embedded server that could not write its store:
+	// it answers no more until it is started again.
+	ErrServerFailed = errors.New("the embedded NATS server could not write its store")
 	// ErrAnotherWriter marks a run that a second process is working on.
 	ErrAnotherWriter = errors.New("another process works on this run")
 	// ErrStreamGone marks a stream that was there and is not any more.

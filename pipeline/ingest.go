@@ -80,6 +80,9 @@ func (s *Session) turn(ctx context.Context, book *leases) (*lease, error) {
 		if err != nil && !outage(err) && ctx.Err() == nil {
 			return nil, err
 		}
+		if err := s.trouble.err(); err != nil {
+			return nil, err
+		}
 		if s.outage() > s.cfg.OutageTimeout {
 			return nil, fmt.Errorf("%w at %s for %s", ErrNoServer, redacted(s.cfg.URL), s.cfg.OutageTimeout)
 		}

@@ -221,6 +221,9 @@ func (v *invocation) watch(ctx context.Context, done <-chan struct{}, readers fu
 		case <-ctx.Done():
 			return nil
 		case now := <-tick.C:
+			if err := v.trouble.err(); err != nil {
+				return err
+			}
 			switch {
 			case v.nc.IsConnected():
 				seen = now

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -19,19 +20,42 @@ import (
 // serverLog routes the embedded server's log. What it calls a notice is
 // debug talk to us, and its errors are information: whoever they concern gets
 // one of ours.
-type serverLog struct{ log *slog.Logger }
+type serverLog struct {
+	log     *slog.Logger
+	trouble *trouble
+}
+
+// trouble is the first error after which a server takes nothing any more. It
+// has no other way of saying it than its log.
+type trouble struct{ said atomic.Pointer[string] }
+
+// err is nil while all is well.
+func (t *trouble) err() error {
+	if t == nil || t.said.Load() == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %s; if its disk is full, free some space, and start it again: what is stored is kept", ErrServerFailed, *t.said.Load())
+}
 
 func (l serverLog) Noticef(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }
 func (l serverLog) Warnf(format string, v ...any)   { l.log.Info(fmt.Sprintf(format, v...)) }
-func (l serverLog) Errorf(format string, v ...any)  { l.log.Info(fmt.Sprintf(format, v...)) }
+func (l serverLog) Errorf(format string, v ...any)  { l.failed(fmt.Sprintf(format, v...)) }
 func (l serverLog) Fatalf(format string, v ...any)  { l.log.Error(fmt.Sprintf(format, v...)) }
 func (l serverLog) Debugf(string, ...any)           {}
 func (l serverLog) Tracef(string, ...any)           {}
 
+func (l serverLog) failed(text string) {
+	l.log.Warn(text)
+	if strings.Contains(text, "critical write error") || strings.Contains(text, "will be DISABLED") {
+		l.trouble.said.CompareAndSwap(nil, &text)
+	}
+}
+
 // Server is a JetStream server in this process that others can reach too.
 type Server struct {
-	srv    *server.Server
-	unlock func() error
+	srv     *server.Server
+	trouble *trouble
+	unlock  func() error
 }
 
 // StartServer runs a server that listens on host:port, port 0 for any free
@@ -55,11 +79,11 @@ func StartServer(cfg Config, listen string) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	srv, err := startServer(cfg, host, number)
+	srv, trouble, err := startServer(cfg, host, number)
 	if err != nil {
 		return nil, errors.Join(err, unlock())
 	}
-	return &Server{srv, unlock}, nil
+	return &Server{srv, trouble, unlock}, nil
 }
 
 // URL is where the server is reached.
@@ -77,7 +101,7 @@ func (s *Server) Close() error {
 
 // startServer runs a JetStream server in this process. Without a host it opens
 // no port.
-func startServer(cfg Config, host string, port int) (*server.Server, error) {
+func startServer(cfg Config, host string, port int) (*server.Server, *trouble, error) {
 	srv, err := server.NewServer(&server.Options{
 		ServerName:         "draftscope",
 		DontListen:         host == "",
@@ -93,21 +117,22 @@ func startServer(cfg Config, host string, port int) (*server.Server, error) {
 		MaxPending:         64 << 20,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("setting up the embedded NATS server: %w", err)
+		return nil, nil, fmt.Errorf("setting up the embedded NATS server: %w", err)
 	}
-	srv.SetLoggerV2(serverLog{cfg.Logger.With("part", "nats-server")}, false, false, false)
+	log := serverLog{cfg.Logger.With("part", "nats-server"), new(trouble)}
+	srv.SetLoggerV2(log, false, false, false)
 	go srv.Start()
 	if !srv.ReadyForConnections(30 * time.Second) {
 		srv.Shutdown()
 		srv.WaitForShutdown()
-		return nil, fmt.Errorf("%w: the embedded one did not start on %s", ErrNoServer, cfg.Dir)
+		return nil, nil, fmt.Errorf("%w: the embedded one did not start on %s", ErrNoServer, cfg.Dir)
 	}
 	if !srv.JetStreamEnabled() {
 		srv.Shutdown()
 		srv.WaitForShutdown()
-		return nil, fmt.Errorf("%w on the embedded server: its store %s could not be opened", ErrNoJetStream, cfg.Dir)
+		return nil, nil, fmt.Errorf("%w on the embedded server: its store %s could not be opened", ErrNoJetStream, cfg.Dir)
 	}
-	return srv, nil
+	return srv, log.trouble, nil
 }
 
 // redacted is a list of server URLs without passwords.

@@ -17,12 +17,13 @@ import (
 // it is the embedded one. Open it before anything expensive is started: it
 // fails early. One Run at a time; Progress may be called from anywhere.
 type Session struct {
-	cfg    Config
-	unlock func() error
-	srv    *server.Server
-	nc     *nats.Conn
-	js     jetstream.JetStream
-	closed chan struct{} // the connection's last callback was made
+	cfg     Config
+	unlock  func() error
+	srv     *server.Server
+	trouble *trouble // of a server in this process; nil for another
+	nc      *nats.Conn
+	js      jetstream.JetStream
+	closed  chan struct{} // the connection's last callback was made
 
 	progress atomic.Pointer[counters]
 	away     atomic.Int64 // since when the server was seen to be away, unix nanoseconds
@@ -46,13 +47,13 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 			return nil, err
 		}
 		s.unlock = unlock
-		if s.srv, err = startServer(s.cfg, "", 0); err != nil {
+		if s.srv, s.trouble, err = startServer(s.cfg, "", 0); err != nil {
 			return nil, errors.Join(err, s.Close())
 		}
 	}
 	inProcess := s.srv
 	if local != nil {
-		inProcess = local.srv
+		inProcess, s.trouble = local.srv, local.trouble
 	}
 	var err error
 	if s.nc, s.js, err = connect(ctx, s.cfg, inProcess, s.onReconnect); err != nil {
@@ -98,6 +99,9 @@ func (s *Session) patiently(ctx context.Context, ask func(context.Context) error
 		err := ask(ctx)
 		if err == nil || !outage(err) || ctx.Err() != nil || time.Since(start) > s.cfg.OutageTimeout {
 			return explained(err)
+		}
+		if err := s.trouble.err(); err != nil {
+			return err
 		}
 		patience.tell("the server to answer: " + err.Error())
 		select {

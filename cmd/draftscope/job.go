@@ -263,7 +263,7 @@ func jobError(err error) error {
 	case errors.Is(err, pipeline.ErrSequenceTooLarge):
 		return withCode(exitMissing, fmt.Errorf("%w: raise --max-bytes, or leave it out: --stream-bytes bounds a stream too, and lets a long sequence pass", err))
 	case errors.Is(err, pipeline.ErrNoServer), errors.Is(err, pipeline.ErrNoJetStream), errors.Is(err, pipeline.ErrStoreInUse),
-		errors.Is(err, pipeline.ErrRefused), errors.Is(err, pipeline.ErrAnotherWriter), errors.Is(err, pipeline.ErrRowTooLarge),
+		errors.Is(err, pipeline.ErrRefused), errors.Is(err, pipeline.ErrServerFailed), errors.Is(err, pipeline.ErrAnotherWriter), errors.Is(err, pipeline.ErrRowTooLarge),
 		errors.Is(err, pipeline.ErrStreamGone), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.EFBIG), errors.Is(err, cuda.ErrMemory):
 		return withCode(exitMissing, err)
 	case errors.Is(err, pipeline.ErrConfig), errors.Is(err, target.ErrInput):

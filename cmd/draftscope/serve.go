@@ -306,7 +306,7 @@ func (s *storeJob) keep(ctx context.Context, run string) runEnd {
 			s.decline(err)
 			return runEnd{run: run}
 		}
-		if s.once {
+		if s.once || errors.Is(err, pipeline.ErrServerFailed) {
 			return end
 		}
 		s.say("storing run %s: %v; trying again in 5 s, the server keeps what is not stored", run, err)
