@@ -34,6 +34,7 @@ type RunDescription struct {
 	Faults    map[string]int // rows of the table faults by check
 	// Rounded is nil for states stored without loss.
 	Rounded *RoundedStates
+	Effects []Effect // of rounding on drafters that have read both
 }
 
 // TableDescription sums up the files of one table of a run; Drafter is empty
@@ -165,6 +166,11 @@ func describeDataset(dir string) (*Description, error) {
 		if r.Rounded, err = ds.RoundedStates(run.Name); err != nil {
 			d.Damaged = append(d.Damaged, DamagedFile{runDir(dir, schemas.TableStates, run.Name), err.Error()})
 		}
+		if r.Rounded != nil {
+			if r.Effects, err = ds.effects(run, inv.Files[schemas.TableRounds]); err != nil {
+				return nil, err
+			}
+		}
 		d.Runs = append(d.Runs, r)
 	}
 	return d, nil
@@ -260,6 +266,13 @@ func (r RunDescription) write(w io.Writer) {
 		fmt.Fprintf(w, "  states are rounded to %s: vec takes %d bytes, and %d without loss (of %d as captured)\n", s.Encoding, s.Bytes, s.Lossless, s.Captured)
 		for _, e := range s.States {
 			fmt.Fprintf(w, "    state %d: cosine of stored and captured %.6f in the mean, %.6f at least, relative error %.3g, over %s\n", e.State, e.MeanCosine(), e.MinCosine, e.RelL2(), count(int(e.Rows), "row"))
+		}
+		for _, e := range r.Effects {
+			fmt.Fprintf(w, "    %s accepts %.3f tokens a round (%s, budget %d) where %s accepts %.3f, over %s\n",
+				e.Stored, e.OnStored, e.Method, e.Budget, e.Captured, e.OnCapture, count(e.Sequences, "shared sequence"))
+		}
+		if len(r.Effects) == 0 {
+			fmt.Fprintf(w, "    what that costs a drafter is not known until draftscope replay has put it on the stored states\n")
 		}
 	} else if r.Rounding != Lossless {
 		fmt.Fprintf(w, "  states are rounded to %s\n", r.Rounding)

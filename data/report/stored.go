@@ -60,16 +60,9 @@ func (rec recorded) twins(run string) (twin map[string]string, alone []string) {
 		}
 		met := map[string]bool{}
 		for _, d := range r.Drafters {
-			if d.Options[data.OptionStates] == "" {
-				continue
-			}
-			options := maps.Clone(d.Options)
-			delete(options, data.OptionStates)
-			for _, o := range r.Drafters {
-				if o.Fingerprint == d.Fingerprint && maps.Equal(o.Options, options) {
-					twin[d.Name] = o.Name
-					met[d.Name], met[o.Name] = true, true
-				}
+			if o, ok := r.Twin(d); ok {
+				twin[d.Name] = o.Name
+				met[d.Name], met[o.Name] = true, true
 			}
 		}
 		for _, d := range r.Drafters {
