@@ -93,23 +93,34 @@ __device__ void enqueue(Queue* q, u64 word, int row) {
 }
 
 // drain inserts what comes in at this thread's places of the queue until the
-// multiplying warps have ended.
-__device__ void drain(Queue* q, u64* best, int k, unsigned lane) {
-  for (unsigned n = lane;;) {
-    Candidate* c = &q->at[n % kQueue];
-    u64 word = atomicExch(&c->word, 0ull);
-    if (word != 0) {
-      __threadfence_block();
-      int row = atomicAdd(&c->row, 0);
-      __threadfence_block();
-      atomicAdd(&c->turn, 1);
-      insert(best + (size_t)row * k, k, word);
-      n += kInserters;
-    } else {
-      // A warp ends after its words are in place.
-      if (atomicAdd(&q->ended, 0u) == 8 && atomicAdd(&q->taken, 0u) <= n) return;
-      __nanosleep(400);
+// multiplying warps have ended. One lane of a warp asks whether there is
+// anything: the others must not take shared memory's time from the products.
+__device__ void drain(Queue* q, u64* best, int k, unsigned place) {
+  const bool asks = (threadIdx.x & 31) == 0;
+  for (unsigned n = place;;) {
+    unsigned ended = 0, taken = 0;
+    if (asks) ended = atomicAdd(&q->ended, 0u), taken = atomicAdd(&q->taken, 0u);
+    ended = __shfl_sync(~0u, ended, 0);
+    taken = __shfl_sync(~0u, taken, 0);
+    const bool mine = (int)(taken - n) > 0;
+    if (!__any_sync(~0u, mine)) {
+      if (ended == 8) return;  // a warp ends after its words are in place
+      __nanosleep(1000);
+      continue;
     }
+    if (mine) {
+      Candidate* c = &q->at[n % kQueue];
+      u64 word = atomicExch(&c->word, 0ull);  // 0 while it is on its way
+      if (word != 0) {
+        __threadfence_block();
+        int row = atomicAdd(&c->row, 0);
+        __threadfence_block();
+        atomicAdd(&c->turn, 1);
+        insert(best + (size_t)row * k, k, word);
+        n += kInserters;
+      }
+    }
+    __syncwarp();
   }
 }
 

@@ -2,7 +2,7 @@
 """The drafter stage beside PyTorch: same weights, same inputs, one process, one card.
 
 Loads libstage.so (stage.cu), checks that its results agree with the functions of
-torch_baseline.py, and times both, eager and compiled, with events and medians, in turns.
+torch_baseline.py, and times both, eager and compiled, with events and medians.
 
 Usage: python3 stage.py PATH/torch_baseline.py LIB [--cases 2048x32,2048x128,4096x128] [--no-compile]
 """
@@ -101,8 +101,6 @@ def main():
             gap_v = max(rel(mine[:, i, 1].transpose(0, 1), kv[i][1]) for i in range(tb.LAYERS))
             take = lambda d: d.view(a, B, H)[:, 1:].reshape(-1, H).contiguous()
             ref = take(tb.draft(x, pos, mask, kv, layers, norm))
-            flat = lambda t: t.float() if t.is_floating_point() else t
-            l32 = [t for t in (z.float(),)]
             # The head is judged on our own z, in float32 logits, 64 rows at a time.
             gap_lse = gap_top = 0.0; same = 0
             for i in range(0, min(M, 256), 64):
