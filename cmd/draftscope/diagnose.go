@@ -92,7 +92,7 @@ func diagnoseJob(ctx context.Context, j *job, d diagnoseFlags) (err error) {
 	if j.tok != nil {
 		c.Text = func(id int32) string { return j.tok.Decode([]int32{id}) }
 	}
-	fingerprint := ""
+	var fingerprint string
 	if c.Drafter, fingerprint, err = j.examined(record, d.drafter); err != nil {
 		return err
 	}

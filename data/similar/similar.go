@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/draftscope/draftscope/schemas"
 )
@@ -175,23 +176,24 @@ func Row(a, b []float32) schemas.Similarity {
 
 // String says it for people.
 func (c *Comparison) String() string {
-	out := fmt.Sprintf("%s against %s: %d sequences of the same ids", c.RunA, c.RunB, c.Sequences-len(c.Different))
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s against %s: %d sequences of the same ids", c.RunA, c.RunB, c.Sequences-len(c.Different))
 	if len(c.Different) > 0 {
-		out += fmt.Sprintf(", %d whose ids differ (%s from token %d on) and are compared before that", len(c.Different), c.Different[0].SeqID, c.Different[0].Pos)
+		fmt.Fprintf(&b, ", %d whose ids differ (%s from token %d on) and are compared before that", len(c.Different), c.Different[0].SeqID, c.Different[0].Pos)
 	}
 	if c.OnlyA+c.OnlyB > 0 {
-		out += fmt.Sprintf(", %d only in the first, %d only in the second", c.OnlyA, c.OnlyB)
+		fmt.Fprintf(&b, ", %d only in the first, %d only in the second", c.OnlyA, c.OnlyB)
 	}
-	out += "\n"
+	b.WriteByte('\n')
 	switch {
 	case c.Answers == 0:
-		out += "the two do not both record the target's answers\n"
+		b.WriteString("the two do not both record the target's answers\n")
 	case c.Parting == nil:
-		out += fmt.Sprintf("the targets answer alike at all %d positions\n", c.Answers)
+		fmt.Fprintf(&b, "the targets answer alike at all %d positions\n", c.Answers)
 	default:
-		out += fmt.Sprintf("the targets answer alike at %d of %d positions; they part first at %s, position %d\n", c.Agreeing, c.Answers, c.Parting.SeqID, c.Parting.Pos)
+		fmt.Fprintf(&b, "the targets answer alike at %d of %d positions; they part first at %s, position %d\n", c.Agreeing, c.Answers, c.Parting.SeqID, c.Parting.Pos)
 	}
-	out += fmt.Sprintf("%5s  %8s  %8s  %11s  %10s  %9s  %9s  %9s  %s\n", "state", "rows", "equal", "mean cosine", "min cosine", "mean rel", "max rel", "max abs", "differs first / most at")
+	fmt.Fprintf(&b, "%5s  %8s  %8s  %11s  %10s  %9s  %9s  %9s  %s\n", "state", "rows", "equal", "mean cosine", "min cosine", "mean rel", "max rel", "max abs", "differs first / most at")
 	for _, s := range c.States {
 		where := "nowhere"
 		if s.First != nil {
@@ -200,7 +202,7 @@ func (c *Comparison) String() string {
 		if s.Worst != nil {
 			where += fmt.Sprintf(" / %s %d", s.Worst.SeqID, s.Worst.Pos)
 		}
-		out += fmt.Sprintf("%5d  %8d  %8d  %11.7f  %10.7f  %9.3g  %9.3g  %9.3g  %s\n", s.State, s.Rows, s.Equal, s.MeanCosine, s.MinCosine, s.MeanRelL2, s.MaxRelL2, s.MaxAbs, where)
+		fmt.Fprintf(&b, "%5d  %8d  %8d  %11.7f  %10.7f  %9.3g  %9.3g  %9.3g  %s\n", s.State, s.Rows, s.Equal, s.MeanCosine, s.MinCosine, s.MeanRelL2, s.MaxRelL2, s.MaxAbs, where)
 	}
-	return out
+	return b.String()
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"github.com/draftscope/draftscope/schemas"
@@ -32,8 +31,7 @@ func Create(dir, runA, runB string) (*Writer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("writing similarities: %w", err)
 	}
-	w := parquet.NewGenericWriter[schemas.Similarity](f, parquet.Compression(&zstd.Codec{}), parquet.KeyValueMetadata("draftscope.format", strconv.Itoa(schemas.FormatVersion)),
-		parquet.KeyValueMetadata("draftscope.table", schemas.TableSimilarity))
+	w := parquet.NewGenericWriter[schemas.Similarity](f, parquet.Compression(&zstd.Codec{}))
 	return &Writer{path: filepath.Join(folder, fileName(runA)+"--"+fileName(runB)+".parquet"), file: f, w: w}, nil
 }
 

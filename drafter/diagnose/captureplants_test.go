@@ -1,6 +1,7 @@
 package diagnose
 
 import (
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -14,10 +15,7 @@ import (
 func states(c *Case, at func(c int, clean map[int][]float32) []float32) {
 	for i := range c.Sequences {
 		q := &c.Sequences[i]
-		clean := map[int][]float32{}
-		for n, vals := range q.States {
-			clean[n] = vals
-		}
+		clean := maps.Clone(q.States)
 		for n := range clean {
 			q.States[n] = at(n, clean)
 		}

@@ -74,7 +74,7 @@ func sliding(window int, types ...string) func(map[string]any) {
 // interleave stores q and k for RoPE over neighbouring dims: what stood at
 // dims i and 32+i stands at 2i and 2i+1.
 func interleave(name string, vals []float32) []float32 {
-	width := 0
+	var width int
 	switch {
 	case strings.HasSuffix(name, "q_proj.weight"), strings.HasSuffix(name, "k_proj.weight"):
 		width = fixtureWide

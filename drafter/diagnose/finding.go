@@ -96,8 +96,11 @@ func (r *Report) rank() {
 			cmp.Compare(b.weight, a.weight),
 		)
 	})
-	r.Healthy = !slices.ContainsFunc(r.Findings, Finding.alarm)
+	r.Healthy = !r.alarmed()
 }
+
+// alarmed says that a fault was found so far.
+func (r *Report) alarmed() bool { return slices.ContainsFunc(r.Findings, Finding.alarm) }
 
 func first(f Finding) int {
 	if f.alarm() {

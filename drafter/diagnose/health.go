@@ -112,9 +112,16 @@ func (s *study) probeTraining(ctx context.Context, r *Report, runs []engineRun) 
 		if behind {
 			f.Sentence += fmt.Sprintf(" It is %.2f tokens a round behind %s, at every offset and graph the same shape.", -f.Effect.Value, s.Reference.Name)
 		}
-	case behind:
+	case behind && curve.run == "" && r.alarmed():
+		f.Verdict = CannotTell
+		f.Needs = "the fault above to be put right first"
+		f.Sentence = fmt.Sprintf("It is %.2f tokens a round behind %s; what of that is the fault's cannot be told before it is put right.", -f.Effect.Value, s.Reference.Name)
+	case behind && curve.run == "":
 		f.Verdict = Supported
 		f.Sentence = fmt.Sprintf("It is %.2f tokens a round behind %s, and no fault explains it: less training, less data, or a smaller drafter.", -f.Effect.Value, s.Reference.Name)
+	case behind:
+		f.Verdict = RuledOut
+		f.Sentence = fmt.Sprintf("It was trained to its end: %s. It is %.2f tokens a round behind %s all the same.", curve.words, -f.Effect.Value, s.Reference.Name)
 	case curve.run != "" || compared:
 		f.Verdict = RuledOut
 		f.Sentence = "It hits as much as it should: "

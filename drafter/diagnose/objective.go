@@ -81,7 +81,7 @@ func probeLog(_ context.Context, s *study, r *Report) error {
 	case s.Log == nil:
 		f.Needs, f.Sentence = "--train-log", "No training log was given."
 	case steps == nil:
-		f.Needs = fmt.Sprintf("--log-run, one of %s", strings.Join(slices.Sorted(maps.Keys(s.Log.Runs)), ", "))
+		f.Needs = "--log-run, one of " + strings.Join(slices.Sorted(maps.Keys(s.Log.Runs)), ", ")
 		f.Sentence = fmt.Sprintf("The log has no run of the name %s.", s.Drafter.Name)
 	default:
 		r.Findings = append(r.Findings, logMetric(name, steps))
@@ -287,13 +287,11 @@ func (s *study) likelyObjective(f *Finding, name string, steps []Step) error {
 		objective
 		predicted float64
 	}
-	var fits, others []fit
+	var fits []fit
 	for _, o := range objectives() {
 		c := fit{o, o.value(p.at(o.loss, acc), p.dpace)}
 		if math.Abs(math.Log(c.predicted/logged)) <= spread {
 			fits = append(fits, c)
-		} else {
-			others = append(others, c)
 		}
 	}
 	kind, words, err := s.calibration()

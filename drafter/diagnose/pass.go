@@ -1,6 +1,8 @@
 package diagnose
 
 import (
+	"slices"
+
 	"github.com/draftscope/draftscope/cuda"
 	"github.com/draftscope/draftscope/drafter"
 )
@@ -77,7 +79,7 @@ func (p *pass) run(rows tapRows) (cuda.Tensor, error) {
 			keep = append(keep, int32(i))
 		}
 	}
-	distinct := append(p.tokens[:len(p.tokens):len(p.tokens)], p.spec.MaskToken)
+	distinct := append(slices.Clip(p.tokens), p.spec.MaskToken)
 	first := p.tensor("distinct", len(distinct), h)
 	p.gather(first, p.embedding, distinct)
 	x := p.tensor("x", n, h)

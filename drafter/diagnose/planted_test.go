@@ -117,7 +117,7 @@ func newWorld(t *testing.T) *world {
 func key(ids []int32) string {
 	var b strings.Builder
 	for _, id := range ids {
-		b.WriteRune(rune(id))
+		b.WriteRune(id)
 	}
 	return b.String()
 }

@@ -3,6 +3,7 @@ package diagnose
 import (
 	"fmt"
 	"math"
+	"strings"
 )
 
 // The offsets that a shift scan tries.
@@ -123,14 +124,11 @@ func tokens(n int) string {
 }
 
 func offsetWords(os []Offsets) string {
-	var s string
+	words := make([]string, len(os))
 	for i, o := range os {
-		if i > 0 {
-			s += ", "
-		}
-		s += fmt.Sprintf("%+d: %.3f", o.Shift, o.Pooled.Value)
+		words[i] = fmt.Sprintf("%+d: %.3f", o.Shift, o.Pooled.Value)
 	}
-	return s
+	return strings.Join(words, ", ")
 }
 
 // The keys of findings that do not belong to a family of variants.

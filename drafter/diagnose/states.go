@@ -247,7 +247,7 @@ func (s *study) judgeStates(f *Finding, ids []identity) {
 		case "capture-norm":
 			hit = other && id.best.normed && isFinal
 		case "capture-layer":
-			hit = other && id.best.by == 0 && !(id.best.normed && isFinal)
+			hit = other && id.best.by == 0 && (!id.best.normed || !isFinal)
 		case "target-noise":
 			hit = !other && isFinal
 		case "tap-noise":

@@ -46,7 +46,7 @@ func (s *study) probeStored(r *Report, declared, captured []measured, trials []t
 		r.Findings = append(r.Findings, f)
 		return
 	}
-	f.Measure = fmt.Sprintf("stored drafts that its weights reproduce at the same anchors: %s", rate.plain())
+	f.Measure = "stored drafts that its weights reproduce at the same anchors: " + rate.plain()
 	if rate.Value >= exactMatch {
 		f.Verdict, f.Sentence = RuledOut, "The stored drafts are what the weights give: training graph and engine agree."
 		r.Findings = append(r.Findings, f)

@@ -6,6 +6,10 @@ import (
 	"strings"
 )
 
+// smallEffect is a twentieth of the hits: what less is lost without a tap is
+// called small, which says that the tap is not why a drafter is bad.
+const smallEffect = 0.05
+
 // probeTaps says whether the target's final state is among the taps, what it
 // is worth, and how much each tap is used.
 func (s *study) probeTaps(r *Report, trials []trial) {
@@ -39,7 +43,11 @@ func (s *study) probeTaps(r *Report, trials []trial) {
 		if tr.key == "tap-use" && tr.graph.Mute == final+1 {
 			gain := Interval{-tr.hits.gain.Value, -tr.hits.gain.High, -tr.hits.gain.Low}
 			f.Effect = &gain
-			effect = fmt.Sprintf("leaving it out costs %.3f of %.3f hits (%s)", gain.Value, tr.hits.a, gain.signed())
+			size := "its effect on the drafts:"
+			if gain.Value < smallEffect*tr.hits.a {
+				size = "its effect on the drafts is small:"
+			}
+			effect = fmt.Sprintf("%s leaving it out costs %.3f of %.3f hits (%s)", size, gain.Value, tr.hits.a, gain.signed())
 		}
 	}
 	f.Measure += "; " + effect

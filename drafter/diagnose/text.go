@@ -43,7 +43,7 @@ func WriteText(w io.Writer, r *Report) error {
 			}
 			fmt.Fprintf(t, "%.3f\t\n", o.Pooled.Value)
 		}
-		t.Flush() //nolint:errcheck // a strings.Builder does not fail
+		t.Flush()
 	}
 	if len(r.Numbers) > 0 {
 		fmt.Fprint(&b, "\nThe same drafts by every definition\n")
@@ -51,7 +51,7 @@ func WriteText(w io.Writer, r *Report) error {
 		for _, n := range r.Numbers {
 			fmt.Fprintf(t, "  %s\t%.3f\t%.3f–%.3f\t%s\n", n.Name, n.Value, n.Low, n.High, n.Words)
 		}
-		t.Flush() //nolint:errcheck // a strings.Builder does not fail
+		t.Flush()
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -60,7 +60,7 @@ func WriteText(w io.Writer, r *Report) error {
 func list(b *strings.Builder, r *Report, v Verdict, title string, words func(Finding) string) {
 	var lines []string
 	for _, f := range r.Findings {
-		if f.Verdict == v && !(v == CannotTell && f.Note) {
+		if f.Verdict == v && (v != CannotTell || !f.Note) {
 			what, why, _ := strings.Cut(words(f), "\t")
 			lines = append(lines, "  "+what+"\n"+"      "+fold(why, "      ", 94))
 		}

@@ -88,7 +88,7 @@ func tapVariants(taps []drafter.Tap, n int, states []int, add adder) {
 	}
 	for _, by := range []int{-1, 1} {
 		if m, ok := moved(by); ok && !slices.Equal(m, taps) {
-			add("state-number", fmt.Sprintf("every tap reading the state one %s", map[int]string{-1: "lower", 1: "higher"}[by]), func(g *Graph) { g.Taps = m })
+			add("state-number", "every tap reading the state one "+map[int]string{-1: "lower", 1: "higher"}[by], func(g *Graph) { g.Taps = m })
 		}
 		for p, t := range taps {
 			other := drafter.Tap{State: t.State + by}
