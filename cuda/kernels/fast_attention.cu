@@ -11,7 +11,9 @@
 //
 // Grid: (blocks of 16 rows, key/value heads), 160 threads. Maps: queries in boxes
 // of 16 x 64, keys and values in boxes of 64 x 64, all with the 128-byte swizzle.
-// Arguments are 8 bytes each. A row that sees nothing gets zeros.
+// Arguments are 8 bytes each. A row that sees nothing gets zeros. Masked keys of
+// a tile that is read have weight 0, so their values must be finite; past the
+// ends of the maps they are zeros.
 #include "fast_sm90.cuh"
 #include "fast_wgmma.cuh"
 
