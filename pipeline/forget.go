@@ -8,7 +8,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
@@ -137,7 +139,11 @@ func (s *Session) eachHeader(ctx context.Context, stream jetstream.Stream, subje
 		return fmt.Errorf("reading the headers of %s: %w", name, err)
 	}
 	const atOnce = 1000
-	for {
+	// The client takes a second without any answer for an answer: that there
+	// is no more.
+	const silence, silences = time.Second, 10
+	for silent := 0; ; {
+		asked := time.Now()
 		batch, err := consumer.FetchNoWait(atOnce)
 		if err != nil {
 			return fmt.Errorf("reading the headers of %s: %w", name, err)
@@ -159,8 +165,15 @@ func (s *Session) eachHeader(ctx context.Context, stream jetstream.Stream, subje
 		if err := batch.Error(); err != nil {
 			return fmt.Errorf("reading the headers of %s: %w", name, err)
 		}
-		if n == 0 {
+		switch {
+		case n > 0:
+			silent = 0
+		case time.Since(asked) < silence:
 			return nil
+		default:
+			if silent++; silent == silences {
+				return fmt.Errorf("reading the headers of %s: %w", name, nats.ErrTimeout)
+			}
 		}
 	}
 }
