@@ -87,7 +87,7 @@ func diagnoseJob(ctx context.Context, j *job, d diagnoseFlags) (err error) {
 		return err
 	}
 	c := diagnose.Case{Device: j.dev, Host: hostOf(j.model), Anchors: d.anchors, LogRun: d.logRun}
-	c.Capture = diagnose.Capture{DType: record.DType, Exact: record.Engine == "draftscope", Rounded: record.Rounding != data.Lossless}
+	c.Capture = diagnose.Capture{DType: record.DType, Exact: sameArithmetic(record, j.dev.Name()), Rounded: record.Rounding != data.Lossless}
 	c.Recompute = j.recompute
 	if j.tok != nil {
 		c.Text = func(id int32) string { return j.tok.Decode([]int32{id}) }
@@ -122,6 +122,12 @@ func diagnoseJob(ctx context.Context, j *job, d diagnoseFlags) (err error) {
 		return writeJSON(j.out.stdout, r)
 	}
 	return diagnose.WriteText(j.out.stdout, r)
+}
+
+// sameArithmetic says that a run was captured by this program in single
+// precision, as the target is run again here.
+func sameArithmetic(r data.Run, device string) bool {
+	return r.Engine == "draftscope" && !strings.Contains(r.Options["device"], "bf16") && !strings.Contains(device, "bf16")
 }
 
 func readTrainLog(path string) (*diagnose.Log, error) {

@@ -157,6 +157,18 @@ func TestAPlantedFaultOfACaptureIsNamedFirst(t *testing.T) {
 	}
 }
 
+func TestUniformNoiseShowsUnderAnotherEnginesArithmetic(t *testing.T) {
+	c := demoCase(t, "good")
+	c.Capture.Exact = false
+	states(&c, func(n int, clean map[int][]float32) []float32 {
+		if n == c.Host.Layers {
+			return noisy(clean[n], uniform)
+		}
+		return clean[n]
+	})
+	wantFirst(t, examine(t, c, probeStates), "target-noise", Confirmed)
+}
+
 func TestACleanCaptureRaisesNoAlarm(t *testing.T) {
 	for _, tt := range []struct {
 		name  string

@@ -60,8 +60,8 @@ type Case struct {
 // Capture says how states were recorded.
 type Capture struct {
 	DType schemas.DType
-	// Exact says that this program recorded them without rounding, so that a
-	// recomputation must give nearly the same bits.
+	// Exact says that the target is run again in the arithmetic in which they
+	// were computed, so that nothing but their storage may round them.
 	Exact bool
 	// Rounded says that they were stored in 8-bit codes.
 	Rounded bool

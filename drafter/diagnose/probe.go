@@ -228,9 +228,8 @@ func (s *study) judge(h hypothesis, trials []trial, best []string, explained map
 		return Finding{}, false
 	}
 	top := slices.MaxFunc(own, func(a, b trial) int { return cmpFloat(a.gain.Value, b.gain.Value) })
-	f := Finding{Key: h.key, Subject: OfDrafter, Hypothesis: h.hypothesis, Effect: &top.hits.gain, weight: top.gain.Value}
-	f.Measure = fmt.Sprintf("hits of slots 1–%d: %.3f as declared, %.3f with %s (%s); mean 1/rank of the label %.3f and %.3f (%s)",
-		min(variantSlots, s.spec.BlockSize-1), top.hits.a, top.hits.b, top.words, top.hits.gain.signed(), top.a, top.b, top.gain.signed())
+	f := Finding{Key: h.key, Subject: OfDrafter, Hypothesis: h.hypothesis, weight: top.gain.Value}
+	f.describe(s, top)
 	f.Control = control(own)
 	limit := relevance * top.a
 	identical, open := 0, 0
@@ -244,6 +243,8 @@ func (s *study) judge(h hypothesis, trials []trial, best []string, explained map
 	}
 	switch {
 	case slices.Contains(best, h.key):
+		top = leader(own)
+		f.describe(s, top)
 		f.Verdict = Supported
 		if top.gain.Low > limit {
 			f.Verdict = Confirmed
@@ -269,6 +270,26 @@ func (s *study) judge(h hypothesis, trials []trial, best []string, explained map
 		f.Sentence = "The declared setting drafts best, or as well as any other."
 	}
 	return f, true
+}
+
+// describe notes what a variant did.
+func (f *Finding) describe(s *study, t trial) {
+	f.Effect = &t.hits.gain
+	f.Measure = fmt.Sprintf("hits of slots 1–%d: %.3f as declared, %.3f with %s (%s); mean 1/rank of the label %.3f and %.3f (%s)",
+		min(variantSlots, s.spec.BlockSize-1), t.hits.a, t.hits.b, t.words, t.hits.gain.signed(), t.a, t.b, t.gain.signed())
+}
+
+// leader is the variant to name: of those that do as well as the best, within
+// what is relevant, the first in the family's list, which has the plainest
+// first.
+func leader(own []trial) trial {
+	top := slices.MaxFunc(own, func(a, b trial) int { return cmpFloat(a.gain.Value, b.gain.Value) })
+	for _, t := range own {
+		if t.b > top.b*(1-relevance/4) {
+			return t
+		}
+	}
+	return top
 }
 
 // control is what planting the family's strongest member costs.

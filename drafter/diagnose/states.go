@@ -71,6 +71,12 @@ type residual struct{ sum2, sum4, n, most, ref2 float64 }
 func (r residual) rms() float64      { return math.Sqrt(r.sum2 / math.Max(r.n, 1)) }
 func (r residual) kurtosis() float64 { return r.sum4 * r.n / math.Max(r.sum2*r.sum2, 1e-300) }
 
+// bounded recognises uniform noise, which no arithmetic makes: no value is
+// beyond √3 of the mean square, and the kurtosis is that of a box.
+func (r residual) bounded() bool {
+	return r.sum2 > 0 && r.most < 1.8*r.rms() && math.Abs(r.kurtosis()-1.8) < 0.15
+}
+
 // shape names the noise by its kurtosis: 1.8 uniform, 3 Gaussian.
 func (r residual) shape() string {
 	switch k := r.kurtosis(); {
@@ -233,12 +239,16 @@ func (s *study) judgeStates(f *Finding, ids []identity) {
 	f.Measure = fmt.Sprintf("distance of recorded and recomputed states, relative: at most %.2g of the states %v (%.2g allowed)", worst, s.recordedStates(), limit)
 	f.Control = "neighbouring states are " + s.neighbours() + " apart"
 	f.Verdict, f.Sentence = RuledOut, "The recorded states are those that the target computes."
+	if (f.Key == "target-noise" || f.Key == "tap-noise") && !s.Capture.Exact && worst > exactDrift {
+		f.Verdict, f.Needs = CannotTell, "a capture in arithmetic that the target repeats exactly"
+		f.Sentence = fmt.Sprintf("Noise below the %.0f %% by which arithmetic may differ cannot be seen.", 100*limit)
+	}
 	for _, id := range ids {
-		if id.own.rate() <= limit {
+		if id.own.rate() <= limit && (s.Capture.Rounded || !id.delta.bounded()) {
 			continue
 		}
 		// Another source explains it when it is much nearer than the own one.
-		other := id.best != (source{state: id.state}) && id.distance < id.own.rate()/2
+		other := id.best != (source{state: id.state}) && id.distance < id.own.rate()/2 && id.own.rate() > limit
 		isFinal := id.state == s.Host.Layers
 		var hit bool
 		switch f.Key {
