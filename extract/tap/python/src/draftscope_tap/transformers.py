@@ -57,6 +57,8 @@ class _Batch:
         self.prompts: list[list[int]] = []
         self.over: list[bool] = []  # rows that go on only because others do
         self.broken: str | None = None
+        self.width = 0  # of the prompts, padded; 0: of the first pass
+        self.real: list[list[bool]] = []  # which tokens of that width are no padding
 
 
 @dataclasses.dataclass
@@ -137,11 +139,15 @@ class Tap:
             value = kwargs.get(name)
             return value if value is not None else getattr(config, name, None)
 
-        eos, pad = option("eos_token_id"), option("pad_token_id")
+        eos = option("eos_token_id")
+        # What ends rows one by one, besides eos, shows in their padding only.
+        pad = option("pad_token_id") if kwargs.get("stopping_criteria") or option("stop_strings") else None
         eos = [] if eos is None else [int(x) for x in torch.as_tensor(eos).flatten().tolist()]
         greedy = not option("do_sample")
         temperature = option("temperature")
         batch = _Batch(self._meta(), 0.0 if greedy else float(1.0 if temperature is None else temperature), eos, pad, True)
+        inputs = next((x for x in (*args[:1], kwargs.get("inputs"), kwargs.get("input_ids")) if isinstance(x, torch.Tensor)), None)
+        batch.width = inputs.shape[1] if inputs is not None and inputs.dim() == 2 else 0
         if (option("num_beams") or 1) > 1:
             batch.broken = "beam search"
             log.warning("beam search is not captured")
@@ -222,7 +228,11 @@ class Tap:
         if not batch.requests:
             if past > 0:
                 return self._broken(batch, "a cache that was filled before")
-            self._begin(batch, fed, real)
+            # With an assistant, drafts come behind the prompts at once.
+            batch.width = batch.width or real.shape[1]
+            if real.shape[1] < batch.width:
+                return self._broken(batch, "a prompt that is prefilled in chunks")
+            self._begin(batch, fed, real[:, : batch.width])
         elif len(batch.requests) != size:
             return self._broken(batch, f"a batch of {size} rows that began with {len(batch.requests)}")
         now = self._rows(batch, fed, real, past, ids.device)
@@ -240,7 +250,6 @@ class Tap:
 
     def _begin(self, batch: _Batch, fed: list[list[int]], real: torch.Tensor) -> None:
         batch.real = real.tolist()
-        batch.width = real.shape[1]
         for row, ids in enumerate(fed):
             prompt = [t for t, is_real in zip(ids, batch.real[row]) if is_real]
             batch.prompts.append(prompt)
@@ -262,7 +271,7 @@ class Tap:
             if not ids:
                 continue
             pos = now_pos[r][at[0]]
-            if batch.generates and pos >= len(batch.prompts[r]):
+            if batch.generates and len(batch.requests) > 1 and pos >= len(batch.prompts[r]):
                 # A token that ends the reply is fed only because other rows
                 # of the batch go on: its row would depend on them.
                 stop = next((i for i, t in enumerate(ids) if t in batch.stops), None)
