@@ -26,6 +26,7 @@ usage: draftscope COMMAND [flags]
   capture   the same without drafters: states into a dataset
   tap       capture from a running engine as it serves
   import    read the states that another system has stored
+  export    write a run as another system reads it
   replay    put a stored capture through new drafters
   serve     receive captures from other processes and store them; metrics
   draft     put a run's captures through drafters, as one of many workers
@@ -81,7 +82,7 @@ func withCode(code int, err error) error {
 // can call it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	commands := map[string]command{
-		"run": cmdRun, "capture": cmdCapture, "tap": cmdTap, "import": cmdImport, "replay": cmdReplay, "serve": cmdServe, "draft": cmdDraft, "store": cmdStore, "report": cmdReport, "diagnose": cmdDiagnose, "validate": cmdValidate, "compare": cmdCompare,
+		"run": cmdRun, "capture": cmdCapture, "tap": cmdTap, "import": cmdImport, "export": cmdExport, "replay": cmdReplay, "serve": cmdServe, "draft": cmdDraft, "store": cmdStore, "report": cmdReport, "diagnose": cmdDiagnose, "validate": cmdValidate, "compare": cmdCompare,
 		"query": cmdQuery, "inspect": cmdInspect, "compact": cmdCompact, "delete": cmdDelete, "doctor": cmdDoctor, "bench": cmdBench, "version": cmdVersion,
 	}
 	if len(args) == 0 {

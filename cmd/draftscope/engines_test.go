@@ -464,3 +464,32 @@ func (b *rig) sequences(n int) string {
 	}
 	return name
 }
+
+func TestOthersOwnReadersReadWhatIsExported(t *testing.T) {
+	b := newRig(t)
+	ds := filepath.Join(b.dir, "ds")
+	for _, dtype := range []string{"bf16", "f32"} {
+		b.program(exitOK, "capture", "--target", b.model, "--sequences", b.sequences(4), "--run", dtype, "--states", "2,4,8", "--dtype", dtype, "--out", ds)
+		to := func(format string) string { return filepath.Join(b.dir, dtype, format) }
+		for _, format := range []string{"vllm", "speculators", "specforge"} {
+			b.program(exitOK, "export", "--dataset", ds, "--run", dtype, "--format", format, "--to", to(format))
+		}
+		for _, format := range []string{"speculators", "specforge"} {
+			p := start(t, "reader", b.python, "testdata/engines/readers.py", format, to(format), to("vllm"))
+			p.succeed(t, 3*time.Minute)
+			if got := last[struct{ Equal int }](t, p); got.Equal != 4 {
+				t.Errorf("%s %s: %d of 4 samples are equal", format, dtype, got.Equal)
+			}
+			// And back: what we export we import, equal to the last bit.
+			back := dtype + format
+			b.program(exitOK, "import", "--format", format, "--target", b.model, "--out", ds, "--run", back, to(format))
+			got := b.query(ds, fmt.Sprintf(`SELECT count(*), count(*) FILTER (a.vec = b.vec) FROM states a JOIN states b ON a.run = '%s' AND b.run = '%s'
+				AND a.pos = b.pos AND a.state = b.state AND right(a.seq_id, 1) = right(b.seq_id, 1)`, dtype, back))
+			t.Logf("%s: rows, and equal ones:\n%s", back, got)
+			n, equal, _ := strings.Cut(got[strings.LastIndex(got, "\n")+1:], ",")
+			if n != equal || n == "0" {
+				t.Errorf("%s came back changed: %s", back, got)
+			}
+		}
+	}
+}
