@@ -164,8 +164,8 @@ func (st *storing) recruit(ctx context.Context, g *errgroup.Group) error {
 	patience := waiting{log: v.log}
 	for n := 0; ; n++ {
 		err := st.look(ctx, g)
-		if err == nil && n%4 == 3 { // not so often that files become small
-			err = st.press(ctx)
+		if err == nil {
+			err = st.press(ctx, n%4 == 3)
 		}
 		if err == nil && v.cfg.Once {
 			var missing string
@@ -226,12 +226,15 @@ func (st *storing) look(ctx context.Context, g *errgroup.Group) error {
 }
 
 // press asks the readers of streams that fill up to commit: their publishers
-// may be waiting, and cannot ask from where they are.
-func (st *storing) press(ctx context.Context) error {
+// may be waiting, and cannot ask from where they are. Those that hold little
+// are asked only now and then, or files would become small where another
+// reader is the slow one.
+func (st *storing) press(ctx context.Context, all bool) error {
 	limits := map[string]bool{} // streams, and whether they fill up
 	st.mu.Lock()
-	defer st.mu.Unlock()
-	for _, r := range st.readers {
+	readers := slices.Clone(st.readers)
+	st.mu.Unlock()
+	for _, r := range readers {
 		full, seen := limits[r.route.name()]
 		if !seen {
 			stream, err := st.run.js.Stream(ctx, r.route.name())
@@ -246,7 +249,7 @@ func (st *storing) press(ctx context.Context) error {
 			full = limit > 0 && int64(info.State.Bytes) > limit/2
 			limits[r.route.name()] = full
 		}
-		if full {
+		if full && (all || r.books.unacknowledged() >= pullBatch) {
 			select {
 			case r.urged <- struct{}{}:
 			default:

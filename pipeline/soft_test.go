@@ -81,7 +81,7 @@ func TestRolesKeepToTheSoftLimitOfTheirServer(t *testing.T) {
 	var most uint64
 	src := role(t, cfg)
 	g.Go(func() error {
-		_, err := src.Publish(ctx, &testSource{mem: mem, ids: ids(24), records: 3, rows: 150, onNext: func(string, int) error {
+		_, err := src.Publish(ctx, &testSource{mem: mem, ids: ids(12), records: 3, rows: 150, onNext: func(string, int) error {
 			info, err := src.js.Stream(ctx, StreamName(cfg.Run, CaptureStream))
 			if err == nil {
 				most = max(most, info.CachedInfo().State.Bytes)
@@ -103,7 +103,7 @@ func TestRolesKeepToTheSoftLimitOfTheirServer(t *testing.T) {
 	if most == 0 || most > 250_000 {
 		t.Errorf("the stream held %d bytes", most)
 	}
-	capture, results := want(ids(24), 3, 150)
+	capture, results := want(ids(12), 3, 150)
 	kept.of("").check(t, CaptureStream, capture)
 	kept.of("a").check(t, ResultsStream, results)
 }
