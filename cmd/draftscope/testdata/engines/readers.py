@@ -13,7 +13,7 @@ torch.set_num_threads(1)
 from safetensors.torch import load_file  # noqa: E402
 
 format, folder, native = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
-want = [load_file(f) for f in sorted(native.glob("*.safetensors"))]
+want = {tuple(w["token_ids"].tolist()): w["hidden_states"] for w in map(load_file, native.glob("*.safetensors"))}
 equal = 0
 if format == "speculators":
     import datasets
@@ -21,15 +21,16 @@ if format == "speculators":
     side = datasets.load_from_disk(str(folder))
     for i, row in enumerate(side):
         got = load_file(folder / f"hidden_states/hs_{i}.safetensors")
-        assert torch.equal(got["hidden_states"], want[i]["hidden_states"]) and torch.equal(got["token_ids"], want[i]["token_ids"])
-        assert row["input_ids"] == want[i]["token_ids"].tolist() and row["seq_len"] == len(row["loss_mask"]) and set(row["loss_mask"]) <= {0, 1}
+        assert row["input_ids"] == got["token_ids"].tolist() and row["seq_len"] == len(row["loss_mask"]) and set(row["loss_mask"]) == {0, 1}
+        assert torch.equal(got["hidden_states"], want.pop(tuple(row["input_ids"])))
         equal += 1
 else:
-    for i, w in enumerate(want):
+    for file in sorted(folder.glob("rows_0-2000/data_*.ckpt")):
         # As SpecForge does, but for weights_only, which is stricter.
-        got = torch.load(folder / f"rows_0-2000/data_{i}.ckpt", mmap=True, weights_only=True)
-        h = w["hidden_states"]
-        assert torch.equal(got["hidden_states"], h.reshape(1, h.shape[0], -1)) and torch.equal(got["input_ids"], w["token_ids"])
-        assert got["loss_mask"].shape == got["input_ids"].shape and got["loss_mask"].sum() > 0
+        got = torch.load(file, mmap=True, weights_only=True)
+        h = want.pop(tuple(got["input_ids"].tolist()))
+        assert torch.equal(got["hidden_states"], h.reshape(1, h.shape[0], -1))
+        assert got["loss_mask"].shape == got["input_ids"].shape and set(got["loss_mask"].tolist()) == {0, 1}
         equal += 1
+assert not want
 print(json.dumps({"equal": equal}))
