@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 )
 
 // A pickle is a program, and what it may do in Python is anything. The one
@@ -121,8 +122,8 @@ func (p *pickle) pop() (any, error) {
 
 // toMark pops everything down to the last mark.
 func (p *pickle) toMark() ([]any, error) {
-	for i := len(p.stack) - 1; i >= 0; i-- {
-		if _, ok := p.stack[i].(mark); ok {
+	for i, v := range slices.Backward(p.stack) {
+		if _, ok := v.(mark); ok {
 			items := append([]any(nil), p.stack[i+1:]...)
 			p.stack = p.stack[:i]
 			return items, nil

@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/draftscope/draftscope/extract/probe"
@@ -135,11 +136,11 @@ func (t *torchFile) bytes(name string) (raw []byte, dtype string, shape []int64,
 		return nil, "", nil, fmt.Errorf("%w: it has no tensor %s", ErrFormat, name)
 	}
 	size, n := storageSizes[v.storage.dtype], int64(1)
-	for i := len(v.shape) - 1; i >= 0; i-- {
-		if v.shape[i] < 0 || v.shape[i] > 1<<40 || n > 1<<40 || v.shape[i] != 1 && v.stride[i] != n {
+	for i, d := range slices.Backward(v.shape) {
+		if d < 0 || d > 1<<40 || n > 1<<40 || d != 1 && v.stride[i] != n {
 			return nil, "", nil, fmt.Errorf("%w: %s has shape %v and strides %v; it must lie without gaps", ErrFormat, name, v.shape, v.stride)
 		}
-		n *= v.shape[i]
+		n *= d
 	}
 	if v.offset < 0 || n > v.storage.size-v.offset || v.storage.size > maxFile/size {
 		return nil, "", nil, fmt.Errorf("%w: %s has %d values from %d in a storage of %d", ErrFormat, name, n, v.offset, v.storage.size)

@@ -27,7 +27,8 @@ func (w *Writer) sideSet() error {
 	md := arrow.NewMetadata([]string{"huggingface"}, []string{string(about)})
 	list := arrow.ListOf(arrow.PrimitiveTypes.Int64)
 	schema := arrow.NewSchema([]arrow.Field{
-		{Name: "input_ids", Type: list, Nullable: true}, {Name: "loss_mask", Type: list, Nullable: true},
+		{Name: "input_ids", Type: list, Nullable: true},
+		{Name: "loss_mask", Type: list, Nullable: true},
 		{Name: "seq_len", Type: arrow.PrimitiveTypes.Int64, Nullable: true},
 	}, &md)
 	const name = "data-00000-of-00001.arrow"

@@ -39,7 +39,11 @@ func (w *Writer) ckpt(out io.Writer, row sideRow, rows []byte) error {
 		name string
 		data []byte
 	}{
-		{"data.pkl", p.out}, {"byteorder", []byte("little")}, {"data/0", wide(row.ids)}, {"data/1", wide(mask)}, {"data/2", rows},
+		{"data.pkl", p.out},
+		{"byteorder", []byte("little")},
+		{"data/0", wide(row.ids)},
+		{"data/1", wide(mask)},
+		{"data/2", rows},
 		{"version", []byte("3\n")},
 	} {
 		if err := store(z, count, "archive/"+m.name, m.data); err != nil {

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"encoding/binary"
 	"encoding/json"
+	"maps"
 	"math"
 	"net"
 	"os"
@@ -39,7 +40,7 @@ type daemon struct {
 // listen opens a socket; the daemon's source begins with the first engine.
 func listen(t *testing.T) *daemon {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "tap") // a socket's path is short
+	dir, err := os.MkdirTemp("", "tap") //nolint:usetesting // a socket's path is short
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,9 +214,7 @@ func (e *engine) offer(slots int64, ad map[string]any, seal bool) {
 	e.t.Cleanup(func() { _ = unix.Munmap(e.ring) })
 	e.slots = slots
 	m := map[string]any{"type": typeRing, "kind": kindMemfd, "offset": 64, "slot_bytes": slotBytes, "slots": slots}
-	for k, v := range ad {
-		m[k] = v
-	}
+	maps.Copy(m, ad)
 	data, err := frame(m)
 	if err != nil {
 		e.t.Fatal(err)

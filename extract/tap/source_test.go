@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -82,7 +85,7 @@ func TestARequestLargerThanTheRingGoesThroughItInPieces(t *testing.T) {
 
 func TestWhatTheEngineTakesBackIsNotStored(t *testing.T) {
 	for _, blocks := range []int{0, 1, 2} { // whole blocks before the draft
-		t.Run(fmt.Sprint(blocks), func(t *testing.T) {
+		t.Run(strconv.Itoa(blocks), func(t *testing.T) {
 			d := listen(t)
 			e := d.ready(Config{}, 256)
 			var ids []int32
@@ -109,7 +112,7 @@ func TestWhatTheEngineTakesBackIsNotStored(t *testing.T) {
 			e.step(e.rows("b", 0, ids...))
 			e.step(e.rows("b", len(ids), draft...))
 			e.step(e.rows("b", len(ids)+2, 91))
-			all = append(ids[:len(ids):len(ids)], 0, 0, 91)
+			all = append(slices.Clip(ids), 0, 0, 91)
 			e.finish("b", len(all), append(all, 93)...)
 			if _, g, err = d.next(); err != nil {
 				t.Fatal(err)
@@ -204,9 +207,7 @@ func TestRequestsThatAreNotWantedLeaveNothing(t *testing.T) {
 	e := d.ready(Config{Policy: Policy{MinTokens: 2, MaxTokens: 4, Tags: map[string]string{"tenant": "a"}}}, 64)
 	begin := func(r string, tags map[string]string, more map[string]any) {
 		m := map[string]any{"type": typeBegin, "r": r, "prompt": []int{1}, "tags": tags}
-		for k, v := range more {
-			m[k] = v
-		}
+		maps.Copy(m, more)
 		e.count.Begun++
 		e.send(m)
 	}
