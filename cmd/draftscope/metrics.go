@@ -24,6 +24,9 @@ type monitor struct {
 	sessions []watched
 	commits  map[string]*histogram // by stream
 	stored   map[string]int64      // bytes, by stream
+	// more, where set, adds what else this process does: metrics, and lines
+	// for people.
+	more func(status io.Writer) []metric
 }
 
 type watched struct {
@@ -209,6 +212,9 @@ func (m *monitor) metrics(ctx context.Context) []metric {
 	for i, f := range list {
 		out[i] = *f
 	}
+	if m.more != nil {
+		out = append(out, m.more(io.Discard)...)
+	}
 	return out
 }
 
@@ -290,6 +296,9 @@ func serveHTTP(addr string, say func(string, ...any), m *monitor) (closeHTTP fun
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		writeStatus(w, m.look(r.Context()))
+		if m.more != nil {
+			m.more(w)
+		}
 	})
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	done := make(chan struct{})

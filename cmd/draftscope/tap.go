@@ -213,7 +213,9 @@ func (t *tapJob) capture(ctx context.Context, l *tap.Listener, first *tap.Engine
 		return tapError(err)
 	}
 	defer func() { err = errors.Join(err, source.Close()) }()
-	closeHTTP, err := serveHTTP(t.http, t.say, newMonitor().with(t.jobFlags.run, session))
+	mon := newMonitor().with(t.jobFlags.run, session)
+	mon.more = func(w io.Writer) []metric { return tapMetrics(w, t.jobFlags.run, source.Status()) }
+	closeHTTP, err := serveHTTP(t.http, t.say, mon)
 	if err != nil {
 		return err
 	}

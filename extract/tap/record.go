@@ -46,6 +46,7 @@ func (s *Source) complete(q *sequence) (*finished, error) {
 			return f, nil
 		}
 	}
+	s.measure(q)
 	f.row = schemas.Sequence{
 		SeqID: q.id, PromptLen: int32(min(len(q.begin.Prompt), len(q.ids))), Length: int32(len(q.ids)), FinishReason: q.finish,
 		Temperature: q.begin.Temperature, Tags: q.begin.Tags, CreatedAt: s.cfg.Now().UTC(),

@@ -80,6 +80,9 @@ func (s *Source) serve(e *Engine) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.engines--
+	if l.ring != nil {
+		s.slots -= l.ring.ad.Slots
+	}
 	s.gone = true
 	s.changed.Broadcast()
 }
@@ -138,6 +141,9 @@ func (l *link) onRing(body []byte) error {
 	if l.ring, err = mapRing(f, ad, width); err != nil {
 		return err
 	}
+	l.mu.Lock()
+	l.slots += ad.Slots
+	l.mu.Unlock()
 	return l.sendCredit()
 }
 

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -83,6 +84,8 @@ type Source struct {
 	gone    bool // an engine has been here and left
 	err     error
 	counts  Counts
+	slots   int64 // of the rings that are mapped
+	norms   []Norm
 }
 
 // NewSource welcomes first, and every engine of the same model that comes to
@@ -274,14 +277,53 @@ func (s *Source) fail(err error) {
 type Status struct {
 	Counts
 	Engines, Open, Waiting int
-	Memory                 int64 // bytes of states held
+	Memory, Bound          int64 // bytes of states held, and what they may be
+	Slots                  int64 // of the rings that are mapped
+	Norms                  []Norm
+}
+
+// Norm is how long the vectors of a state are: the band of the L2 norms of
+// one row of each stored sequence, its last.
+type Norm struct {
+	State             int
+	Least, Mean, Most float64
+	rows              int
+}
+
+// measure adds a sequence's last row to the bands.
+func (s *Source) measure(q *sequence) {
+	last := len(q.ids) - 1
+	norms := make([]float64, len(s.cfg.States))
+	for i := range norms {
+		for _, v := range q.rowsOf(i, last, last+1, s.cfg.DType) {
+			norms[i] += float64(v) * float64(v)
+		}
+		norms[i] = math.Sqrt(norms[i])
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.norms == nil {
+		s.norms = make([]Norm, len(norms))
+	}
+	for i, x := range norms {
+		n := &s.norms[i]
+		if n.rows == 0 {
+			n.State, n.Least = s.cfg.States[i], x
+		}
+		n.rows++
+		n.Least, n.Most = min(n.Least, x), max(n.Most, x)
+		n.Mean += (x - n.Mean) / float64(n.rows)
+	}
 }
 
 // Status says what the source is doing.
 func (s *Source) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Status{Counts: s.counts, Engines: s.engines, Open: len(s.open), Waiting: len(s.done), Memory: s.used}
+	return Status{
+		Counts: s.counts, Engines: s.engines, Open: len(s.open), Waiting: len(s.done), Memory: s.used, Bound: s.cfg.Memory,
+		Slots: s.slots, Norms: slices.Clone(s.norms),
+	}
 }
 
 // Close ends the connections and gives everything back. The target stays
