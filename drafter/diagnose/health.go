@@ -85,15 +85,19 @@ func (s *study) probeTraining(ctx context.Context, r *Report, runs []engineRun) 
 	tau := rateOf(chain)
 	f.Measure = fmt.Sprintf("%.3f tokens a round (micro, bonus counted), slot 1 hits %.3f", tau.Value, rates(s.hit)[0])
 	behind, compared := false, false
+	var reference []engineRun
 	if s.Reference != nil {
-		gain, first, err := s.againstReference(ctx, chain)
-		if err != nil {
+		var gain Interval
+		var first float64
+		var err error
+		if reference, gain, first, err = s.againstReference(ctx, chain); err != nil {
 			return err
 		}
 		compared, behind = true, gain.High < 0
 		f.Effect = &gain
 		f.Measure += fmt.Sprintf("; against %s %s tokens a round, %+.3f at slot 1", s.Reference.Name, gain.signed(), first)
 	}
+	s.probeDistance(r, runs, reference)
 	curve := s.matchCurve()
 	if curve.run != "" {
 		f.Measure += "; " + curve.words
@@ -110,7 +114,7 @@ func (s *study) probeTraining(ctx context.Context, r *Report, runs []engineRun) 
 		f.Verdict = Supported
 		f.Sentence = fmt.Sprintf("It is healthy but undertrained: it hits as run %s did by step %d of %d.", curve.run, curve.step, curve.last)
 		if behind {
-			f.Sentence += fmt.Sprintf(" It is %.2f tokens a round behind %s, at every offset and graph the same shape.", -f.Effect.Value, s.Reference.Name)
+			f.Sentence += fmt.Sprintf(" It is %.2f tokens a round behind %s, and no fault that was tried explains that.", -f.Effect.Value, s.Reference.Name)
 		}
 	case behind && curve.run == "" && r.alarmed():
 		f.Verdict = CannotTell
@@ -140,15 +144,14 @@ func (s *study) probeTraining(ctx context.Context, r *Report, runs []engineRun) 
 }
 
 // againstReference is the difference to the reference in tokens a round, and
-// in hits of slot 1.
-func (s *study) againstReference(ctx context.Context, chain []count) (gain Interval, first float64, err error) {
+// in hits of slot 1, with the reference's runs.
+func (s *study) againstReference(ctx context.Context, chain []count) (runs []engineRun, gain Interval, first float64, err error) {
 	spec, err := drafter.ParseDFlash(s.Reference.Config, s.Host.Layers)
 	if err != nil {
-		return gain, 0, fmt.Errorf("reading reference %s: %w", s.Reference.Name, err)
+		return nil, gain, 0, fmt.Errorf("reading reference %s: %w", s.Reference.Name, err)
 	}
-	runs, err := s.runEngine(ctx, *s.Reference, 0, 0)
-	if err != nil {
-		return gain, 0, err
+	if runs, err = s.runEngine(ctx, *s.Reference, 0, 0); err != nil {
+		return nil, gain, 0, err
 	}
 	other := make([]count, len(runs))
 	for i, e := range runs {
@@ -162,5 +165,5 @@ func (s *study) againstReference(ctx context.Context, chain []count) (gain Inter
 		}
 		return a.rate() - b.rate()
 	})
-	return gain, rates(s.hit)[0] - rates(slotHits(runs, spec.BlockSize))[0], nil
+	return runs, gain, rates(s.hit)[0] - rates(slotHits(runs, spec.BlockSize))[0], nil
 }
