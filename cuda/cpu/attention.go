@@ -47,41 +47,13 @@ func (d *Device) Attention(dst cuda.Tensor, args cuda.AttentionArgs) error {
 
 // check turns the operands into matrices that fit together.
 func (a *attention) check(dst cuda.Tensor) error {
-	const op = "attention"
-	if err := views(op, operand{"dst", dst, &a.dst}, operand{"q", a.Q, &a.q},
-		operand{"context k", a.CtxK, &a.ctxK}, operand{"context v", a.CtxV, &a.ctxV},
-		operand{"block k", a.BlkK, &a.blkK}, operand{"block v", a.BlkV, &a.blkV}); err != nil {
+	if err := a.Check(dst); err != nil {
 		return err
 	}
-	if a.HeadDim <= 0 || a.KVHeads <= 0 || a.QHeads <= 0 || a.QHeads%a.KVHeads != 0 {
-		return shapeError(op, "%d query heads, %d key heads, head dim %d", a.QHeads, a.KVHeads, a.HeadDim)
-	}
 	a.group = a.QHeads / a.KVHeads
-	if a.q.cols != a.QHeads*a.HeadDim || a.dst.cols != a.q.cols || a.dst.rows != a.q.rows {
-		return shapeError(op, "dst %s, q %s: want [M %d]", a.dst, a.q, a.QHeads*a.HeadDim)
-	}
-	for _, kv := range []struct {
-		name string
-		k, v matrix
-	}{{"context", a.ctxK, a.ctxV}, {"block", a.blkK, a.blkV}} {
-		if kv.k.rows != kv.v.rows || kv.k.cols != kv.v.cols ||
-			kv.k.rows > 0 && kv.k.cols != a.KVHeads*a.HeadDim {
-			return shapeError(op, "%s k %s, v %s: want [S %d]", kv.name, kv.k, kv.v, a.KVHeads*a.HeadDim)
-		}
-	}
-	if len(a.Spans) != a.q.rows {
-		return shapeError(op, "%d spans for q %s", len(a.Spans), a.q)
-	}
-	for i, s := range a.Spans {
-		if !within(s.CtxLo, s.CtxHi, a.ctxK.rows) || !within(s.BlkLo, s.BlkHi, a.blkK.rows) {
-			return shapeError(op, "row %d sees %+v of %d context and %d block rows", i, s, a.ctxK.rows, a.blkK.rows)
-		}
-	}
-	return nil
+	return views("attention", operand{dst, &a.dst}, operand{a.Q, &a.q}, operand{a.CtxK, &a.ctxK}, operand{a.CtxV, &a.ctxV},
+		operand{a.BlkK, &a.blkK}, operand{a.BlkV, &a.blkV})
 }
-
-// within says whether lo..hi-1 is empty or lies in 0..n-1.
-func within(lo, hi int32, n int) bool { return lo >= hi || lo >= 0 && int(hi) <= n }
 
 // union is the smallest span that covers both; empty parts count for nothing.
 func union(s, t cuda.Span) cuda.Span {

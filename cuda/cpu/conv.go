@@ -5,15 +5,12 @@ import "github.com/draftscope/draftscope/cuda"
 // Conv implements [cuda.Device]: tap taps-1 multiplies the present row, tap 0
 // the oldest.
 func (d *Device) Conv(dst, x, w, history cuda.Tensor) error {
-	const op = "conv"
-	var out, in, taps, past matrix
-	if err := views(op, operand{"dst", dst, &out}, operand{"x", x, &in},
-		operand{"w", w, &taps}, operand{"history", history, &past}); err != nil {
+	if err := cuda.CheckConv(dst, x, w, history); err != nil {
 		return err
 	}
-	if out.rows != in.rows || out.cols != in.cols || taps.rows != in.cols || taps.cols < 1 ||
-		past.rows != taps.cols-1 || (past.rows > 0 && past.cols != in.cols) {
-		return shapeError(op, "dst %s, x %s, w %s, history %s: want [T C], [T C], [C K], [K-1 C]", out, in, taps, past)
+	var out, in, taps, past matrix
+	if err := views("conv", operand{dst, &out}, operand{x, &in}, operand{w, &taps}, operand{history, &past}); err != nil {
+		return err
 	}
 	if in.rows == 0 || in.cols == 0 {
 		return nil

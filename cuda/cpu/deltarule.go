@@ -22,38 +22,17 @@ type delta struct {
 // longer chunks sum in an order that follows the chunks' borders, so cutting
 // the rows into other calls changes the last bits.
 func (d *Device) DeltaRule(dst cuda.Tensor, args cuda.DeltaArgs) error {
-	const op = "deltarule"
+	if err := args.Check(dst); err != nil {
+		return err
+	}
 	var q, k, a, b, aLog, dtBias matrix
 	r := &delta{keyDim: args.KeyDim, valDim: args.ValDim, chunk: args.Chunk}
-	if err := views(op, operand{"dst", dst, &r.dst}, operand{"q", args.Q, &q}, operand{"k", args.K, &k},
-		operand{"v", args.V, &r.v}, operand{"a", args.A, &a}, operand{"b", args.B, &b},
-		operand{"A_log", args.ALog, &aLog}, operand{"dt_bias", args.DTBias, &dtBias},
-		operand{"state", args.State, &r.state}); err != nil {
+	if err := views("deltarule", operand{dst, &r.dst}, operand{args.Q, &q}, operand{args.K, &k}, operand{args.V, &r.v},
+		operand{args.A, &a}, operand{args.B, &b}, operand{args.ALog, &aLog}, operand{args.DTBias, &dtBias},
+		operand{args.State, &r.state}); err != nil {
 		return err
 	}
 	hk, hv, t := args.KeyHeads, args.ValHeads, q.rows
-	if hk <= 0 || hv <= 0 || hv%hk != 0 || r.keyDim <= 0 || r.valDim <= 0 || r.chunk < 0 {
-		return shapeError(op, "%d key heads of %d, %d value heads of %d, chunk %d", hk, r.keyDim, hv, r.valDim, r.chunk)
-	}
-	for _, want := range []struct {
-		name       string
-		m          matrix
-		rows, cols int
-	}{
-		{"q", q, t, hk * r.keyDim},
-		{"k", k, t, hk * r.keyDim},
-		{"v", r.v, t, hv * r.valDim},
-		{"dst", r.dst, t, hv * r.valDim},
-		{"a", a, t, hv},
-		{"b", b, t, hv},
-		{"A_log", aLog, 1, hv},
-		{"dt_bias", dtBias, 1, hv},
-		{"state", r.state, hv * r.keyDim, r.valDim},
-	} {
-		if want.m.rows != want.rows || want.m.cols != want.cols {
-			return shapeError(op, "%s is %s: want [%d %d]", want.name, want.m, want.rows, want.cols)
-		}
-	}
 	if t == 0 {
 		return nil
 	}

@@ -102,12 +102,12 @@ func (d *Device) New(n int) (cuda.Buffer, error) {
 
 // Upload implements [cuda.Device].
 func (d *Device) Upload(dst cuda.Tensor, src []float32) error {
-	m, err := view("upload", "dst", dst)
-	if err != nil {
+	if err := cuda.CheckCopy("upload", dst, len(src)); err != nil {
 		return err
 	}
-	if len(src) != m.rows*m.cols {
-		return shapeError("upload", "%d values for %s", len(src), m)
+	m, err := view("upload", dst)
+	if err != nil {
+		return err
 	}
 	for i := range m.rows {
 		copy(m.row(i), src[i*m.cols:])
@@ -117,12 +117,12 @@ func (d *Device) Upload(dst cuda.Tensor, src []float32) error {
 
 // Download implements [cuda.Device].
 func (d *Device) Download(dst []float32, src cuda.Tensor) error {
-	m, err := view("download", "src", src)
-	if err != nil {
+	if err := cuda.CheckCopy("download", src, len(dst)); err != nil {
 		return err
 	}
-	if len(dst) != m.rows*m.cols {
-		return shapeError("download", "%s into %d values", m, len(dst))
+	m, err := view("download", src)
+	if err != nil {
+		return err
 	}
 	for i := range m.rows {
 		copy(dst[i*m.cols:], m.row(i))

@@ -4,16 +4,12 @@ import "github.com/draftscope/draftscope/cuda"
 
 // GateMul implements [cuda.Device].
 func (d *Device) GateMul(dst, gate, x cuda.Tensor, act cuda.Activation) error {
-	const op = "gatemul"
-	var out, g, in matrix
-	if err := views(op, operand{"dst", dst, &out}, operand{"gate", gate, &g}, operand{"x", x, &in}); err != nil {
+	if err := cuda.CheckGateMul(dst, gate, x, act); err != nil {
 		return err
 	}
-	if out.rows != g.rows || out.cols != g.cols || out.rows != in.rows || out.cols != in.cols {
-		return shapeError(op, "dst %s, gate %s, x %s: want one shape", out, g, in)
-	}
-	if act != cuda.SiLU && act != cuda.Sigmoid {
-		return shapeError(op, "unknown activation %d", act)
+	var out, g, in matrix
+	if err := views("gatemul", operand{dst, &out}, operand{gate, &g}, operand{x, &in}); err != nil {
+		return err
 	}
 	d.rows(out.rows, out.cols*8, func(lo, hi int) {
 		for i := lo; i < hi; i++ {

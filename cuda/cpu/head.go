@@ -65,45 +65,16 @@ func (d *Device) Head(args cuda.HeadArgs) (cuda.HeadResult, error) {
 	return h.HeadResult, nil
 }
 
+// check turns the operands into matrices that fit together.
 func (h *heading) check() error {
-	const op = "head"
-	if err := views(op, operand{"hidden", h.Hidden, &h.hidden}, operand{"weight", h.Weight, &h.weight}); err != nil {
+	if err := h.Check(); err != nil {
 		return err
 	}
-	m, vocab := h.hidden.rows, h.weight.rows
-	if m > 0 && (vocab == 0 || h.hidden.cols != h.weight.cols) {
-		return shapeError(op, "hidden %s, weight %s: want [M H], [V H]", h.hidden, h.weight)
+	operands := []operand{{h.Hidden, &h.hidden}, {h.Weight, &h.weight}}
+	if h.Losses != 0 {
+		operands = append(operands, operand{h.Target, &h.target})
 	}
-	if h.K < 0 || h.K > vocab {
-		return shapeError(op, "top %d of %d logits", h.K, vocab)
-	}
-	if h.Labels != nil && len(h.Labels) != m {
-		return shapeError(op, "%d labels for hidden %s", len(h.Labels), h.hidden)
-	}
-	for i, id := range h.Labels {
-		if id < -1 || int(id) >= vocab {
-			return shapeError(op, "label %d is %d: want -1 or an id below %d", i, id, vocab)
-		}
-	}
-	if h.Losses == 0 {
-		return nil
-	}
-	var err error
-	if h.target, err = view(op, "target", h.Target); err != nil {
-		return err
-	}
-	if h.target.rows > 0 && h.target.cols != h.weight.cols {
-		return shapeError(op, "target %s, weight %s: want [P H], [V H]", h.target, h.weight)
-	}
-	if len(h.TargetRow) != m {
-		return shapeError(op, "%d target rows for hidden %s", len(h.TargetRow), h.hidden)
-	}
-	for i, r := range h.TargetRow {
-		if r < -1 || int(r) >= h.target.rows {
-			return shapeError(op, "target row %d is %d: want -1 or a row of target %s", i, r, h.target)
-		}
-	}
-	return nil
+	return views("head", operands...)
 }
 
 // allocate makes room for what was asked for.

@@ -30,9 +30,6 @@ func (m matrix) block(r0, r1, c0, c1 int) matrix {
 	return sub
 }
 
-// String gives the shape, for error messages.
-func (m matrix) String() string { return fmt.Sprintf("[%d %d]", m.rows, m.cols) }
-
 // dense allocates a zeroed rows x cols matrix. Rows are padded so that each
 // starts on a 32-byte boundary.
 func dense(rows, cols int) matrix {
@@ -52,50 +49,39 @@ func aligned(n int) []float32 {
 	return data[skip : skip+n : skip+n]
 }
 
-// view checks operand name of op and returns it as a matrix.
-func view(op, name string, t cuda.Tensor) (matrix, error) {
-	if t.Rows < 0 || t.Cols < 0 {
-		return matrix{}, shapeError(op, "%s is %d x %d", name, t.Rows, t.Cols)
-	}
+// view is a checked operand of op as a matrix. It must lie in this backend's
+// memory.
+func view(op string, t cuda.Tensor) (matrix, error) {
 	m := matrix{rows: t.Rows, cols: t.Cols, stride: t.Stride}
 	if t.Rows == 0 || t.Cols == 0 {
 		return m, nil
 	}
-	if err := t.Valid(); err != nil {
-		return matrix{}, fmt.Errorf("%s: %s: %w", op, name, err)
-	}
 	b, ok := t.Buf.(*buffer)
 	if !ok {
-		return matrix{}, shapeError(op, "%s lies in a %T, not in this device's memory", name, t.Buf)
+		return matrix{}, fmt.Errorf("%s: %w: %s lies in a %T, not in this device's memory", op, cuda.ErrShape, t, t.Buf)
 	}
 	data := b.data.Load()
 	if data == nil {
-		return matrix{}, shapeError(op, "%s lies in a closed buffer", name)
+		return matrix{}, fmt.Errorf("%s: %w: %s lies in a closed buffer", op, cuda.ErrShape, t)
 	}
 	m.data = (*data)[t.Off : t.Off+(t.Rows-1)*t.Stride+t.Cols]
 	return m, nil
 }
 
-// operand names one tensor for views.
+// operand is a tensor and where views puts it.
 type operand struct {
-	name string
-	t    cuda.Tensor
-	m    *matrix
+	t cuda.Tensor
+	m *matrix
 }
 
 // views is view for several operands.
 func views(op string, operands ...operand) error {
 	for _, o := range operands {
-		m, err := view(op, o.name, o.t)
+		m, err := view(op, o.t)
 		if err != nil {
 			return err
 		}
 		*o.m = m
 	}
 	return nil
-}
-
-// shapeError wraps cuda.ErrShape with the operation and what did not fit.
-func shapeError(op, format string, args ...any) error {
-	return fmt.Errorf("%s: %w: %s", op, cuda.ErrShape, fmt.Sprintf(format, args...))
 }

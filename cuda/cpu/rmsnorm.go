@@ -8,13 +8,12 @@ import (
 
 // RMSNorm implements [cuda.Device]. The mean of squares is summed in float64.
 func (d *Device) RMSNorm(dst, x, w cuda.Tensor, eps, gain float32) error {
-	const op = "rmsnorm"
-	var out, in, weight matrix
-	if err := views(op, operand{"dst", dst, &out}, operand{"x", x, &in}, operand{"w", w, &weight}); err != nil {
+	if err := cuda.CheckRMSNorm(dst, x, w); err != nil {
 		return err
 	}
-	if out.rows != in.rows || out.cols != in.cols || weight.rows != 1 || weight.cols != in.cols {
-		return shapeError(op, "dst %s, x %s, w %s: want [M N], [M N], [1 N]", out, in, weight)
+	var out, in, weight matrix
+	if err := views("rmsnorm", operand{dst, &out}, operand{x, &in}, operand{w, &weight}); err != nil {
+		return err
 	}
 	if in.cols == 0 || in.rows == 0 {
 		return nil

@@ -10,19 +10,12 @@ import (
 // i+rotary/2; its angle is pos·theta^(-2i/rotary), taken in float64 and
 // rounded only as cosine and sine.
 func (d *Device) RoPE(x cuda.Tensor, pos []int32, headDim, rotary int, theta float64) error {
-	const op = "rope"
-	m, err := view(op, "x", x)
-	if err != nil {
+	if err := cuda.CheckRoPE(x, pos, headDim, rotary); err != nil {
 		return err
 	}
-	if headDim <= 0 || m.cols%headDim != 0 {
-		return shapeError(op, "x %s in heads of %d", m, headDim)
-	}
-	if rotary < 0 || rotary > headDim || rotary%2 != 0 {
-		return shapeError(op, "%d rotary dims in heads of %d: want an even number, at most the head", rotary, headDim)
-	}
-	if len(pos) != m.rows {
-		return shapeError(op, "%d positions for x %s", len(pos), m)
+	m, err := view("rope", x)
+	if err != nil {
+		return err
 	}
 	if rotary == 0 || m.rows == 0 || m.cols == 0 {
 		return nil
