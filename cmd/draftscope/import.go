@@ -64,7 +64,7 @@ func cmdImport(ctx context.Context, args []string, out streams) (err error) {
 	flags.Var(&slots, "states", "which states the slots are, in their order, a `LIST` (default: what the format says, or what the target finds)")
 	flags.IntVar(&cfg.Layers, "layers", 0, "without --target, the model's `N` layers")
 	flags.StringVar(&j.jobFlags.out, "out", defaultOut, "the dataset's `DIR`; a second import into the same run resumes")
-	flags.StringVar(&j.jobFlags.run, "run", "r1", "the `NAME` of the run")
+	flags.StringVar(&j.run, "run", "r1", "the `NAME` of the run")
 	flags.BoolVar(&cfg.AllowMissingLast, "allow-missing-last", false, "take samples whose last token has no row, without that token")
 	flags.IntVar(&cfg.ProbeEvery, "probe-every", 100, "with --target, test the first sample and one in `N` after it")
 	flags.BoolVar(&cfg.Redact, "redact", false, "do not store the text")
@@ -98,7 +98,7 @@ func cmdImport(ctx context.Context, args []string, out streams) (err error) {
 			return err
 		}
 	}
-	cfg.Run, cfg.States, cfg.Target, cfg.Tokenizer = j.jobFlags.run, slots, j.model, j.tok
+	cfg.Run, cfg.States, cfg.Target, cfg.Tokenizer = j.run, slots, j.model, j.tok
 	return j.importFiles(ctx, *format, rest[0], cfg)
 }
 

@@ -34,8 +34,14 @@ func tapMetrics(w io.Writer, run string, s tap.Status) []metric {
 		what string
 		n    int64
 	}{
-		{"begun", s.Begun}, {"finished", s.Finished}, {"aborted", s.Aborted}, {"shed", s.Shed},
-		{"stored", s.Stored}, {"dropped", s.Dropped}, {"tombstone", s.Tombstones}, {"fault", s.Faults},
+		{"begun", s.Begun},
+		{"finished", s.Finished},
+		{"aborted", s.Aborted},
+		{"shed", s.Shed},
+		{"stored", s.Stored},
+		{"dropped", s.Dropped},
+		{"tombstone", s.Tombstones},
+		{"fault", s.Faults},
 	} {
 		requests.samples = append(requests.samples, sample{labels("run", run, "what", c.what), float64(c.n)})
 	}
