@@ -5,6 +5,7 @@ import (
 	"math"
 	"testing"
 
+	"github.com/draftscope/draftscope/cmd/demo/demotest"
 	"github.com/draftscope/draftscope/cuda"
 	"github.com/draftscope/draftscope/cuda/backendtest"
 	"github.com/draftscope/draftscope/cuda/cpu"
@@ -117,5 +118,35 @@ func TestLogProbsInBF16AreAsGoodAsThoseOfAPlainVersion(t *testing.T) {
 	t.Logf("off by %.2g on average (rms %.2g), a plain bf16 version by %.2g (%.2g)", mean, rms, plainMean, plainRMS)
 	if mean > 2*plainMean || rms > 2*plainRMS {
 		t.Error("beyond twice a plain bf16 version")
+	}
+}
+
+// TestAHeadThatRoundsToTheTargetsIsTheTargets: what counts as a copy of the
+// target's head is decided by the values that the device keeps.
+func TestAHeadThatRoundsToTheTargetsIsTheTargets(t *testing.T) {
+	for _, one := range []struct {
+		name string
+		dev  cuda.Device
+		own  bool
+	}{
+		{"float32", onProcessor(t), true},
+		{"bf16", backendtest.Rounding(onProcessor(t)), false},
+	} {
+		t.Run(one.name, func(t *testing.T) {
+			w := newWorldOn(t, one.dev)
+			head := make([]float32, vocab*hidden)
+			w.must(w.dev.Download(head, w.host.Head))
+			for i := range head {
+				head[i] *= 1 + 1./2048 // less than bf16 resolves
+			}
+			d, err := drafter.Open("good", demotest.Read(t, "drafters/good/config.json"), changed{checkpoint(t, "drafters/good"), map[string]*tensor{
+				"lm_head.weight": {shape: []int{vocab, hidden}, f: head},
+			}}, w.host, w.dev)
+			w.must(err)
+			defer d.Close()
+			if d.OwnHead() != one.own {
+				t.Errorf("OwnHead = %t, want %t", d.OwnHead(), one.own)
+			}
+		})
 	}
 }

@@ -1,6 +1,7 @@
 package drafter
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -163,7 +164,7 @@ func finite(v float32) bool {
 }
 
 // copyOf says whether a tensor of the checkpoint holds exactly the values of
-// t. If it does the tensor counts as taken.
+// t, as the device keeps them: it may round. If so the tensor counts as taken.
 func (l *loader) copyOf(name string, t cuda.Tensor) (bool, error) {
 	vals, err := l.floats(name, t.Rows, t.Cols)
 	if err != nil {
@@ -171,14 +172,22 @@ func (l *loader) copyOf(name string, t cuda.Tensor) (bool, error) {
 	}
 	// A slab at a time: a vocabulary head can have a billion values.
 	const slab = 1024
-	theirs := make([]float32, min(slab, t.Rows)*t.Cols)
+	rows := min(slab, t.Rows)
+	buf, err := l.dev.New(rows * t.Cols)
+	if err != nil {
+		return false, fmt.Errorf("comparing %s with the target's: %w", name, err)
+	}
+	defer buf.Close()
+	own, theirs := make([]float32, rows*t.Cols), make([]float32, rows*t.Cols)
 	for lo := 0; lo < t.Rows; lo += slab {
 		hi := min(lo+slab, t.Rows)
-		part := theirs[:(hi-lo)*t.Cols]
-		if err := l.dev.Download(part, t.RowRange(lo, hi)); err != nil {
+		n, kept := (hi-lo)*t.Cols, cuda.Matrix(buf, hi-lo, t.Cols)
+		err := errors.Join(l.dev.Upload(kept, vals[lo*t.Cols:hi*t.Cols]), l.dev.Download(own[:n], kept),
+			l.dev.Download(theirs[:n], t.RowRange(lo, hi)))
+		if err != nil {
 			return false, fmt.Errorf("comparing %s with the target's: %w", name, err)
 		}
-		if !slices.Equal(part, vals[lo*t.Cols:hi*t.Cols]) {
+		if !slices.Equal(own[:n], theirs[:n]) {
 			return false, nil
 		}
 	}
