@@ -28,6 +28,7 @@ func must(t testing.TB, err error) {
 }
 
 func TestTheBackendPassesTheSuiteInBF16(t *testing.T) {
+	must(t, open(t).Close())
 	for name, cfg := range map[string]gpu.Config{
 		"all that the card has": {Precision: gpu.BF16},
 		"plain kernels":         {Precision: gpu.BF16, Plain: true},

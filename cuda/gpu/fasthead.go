@@ -3,6 +3,8 @@
 package gpu
 
 import (
+	"fmt"
+
 	"github.com/draftscope/draftscope/cuda"
 	"github.com/draftscope/draftscope/cuda/driver"
 )
@@ -44,9 +46,53 @@ func fastRun(h *heading) int {
 	return max(1, min(h.hidden.rows, headRows, fastParts/row/256*256))
 }
 
+// fastRooms is where a call's parts and results lie; 0 where it has none.
+type fastRooms struct {
+	draft, target, mixture                     driver.Ptr // parts of every tile
+	best, ranks                                driver.Ptr
+	lse, targetLSE, labelLogit, ids, top, rank driver.Ptr
+	losses                                     [4]driver.Ptr // KL, RKL, JSD, TV
+}
+
+// fastRoom makes room for n rows.
+func (d *Device) fastRoom(h *heading, n, tiles int) (r fastRooms, err error) {
+	k, losses := h.K, flag(h.Losses != 0)
+	var all driver.Ptr
+	for _, part := range []struct {
+		name  string
+		bytes int
+		to    *driver.Ptr
+	}{
+		{"draft", tiles * n * 8, &r.draft},
+		{"target parts", losses * tiles * n * 16, &r.target},
+		{"mixture", flag(h.Losses&(cuda.JSD|cuda.TV) != 0) * tiles * n * 8, &r.mixture},
+		{"best", n * k * 8, &r.best},
+		{"ranks", n * 4, &r.ranks},
+		{"lse", n * 4, &r.lse},
+		{"target lse", losses * n * 4, &r.targetLSE},
+		{"label logit", n * 4, &r.labelLogit},
+		{"ids", n * k * 4, &r.ids},
+		{"values", n * k * 4, &r.top},
+		{"rank", n * 4, &r.rank},
+		{"losses", losses * 4 * n * 4, &all},
+	} {
+		if part.bytes == 0 {
+			continue
+		}
+		if *part.to, err = d.room("fast "+part.name, part.bytes); err != nil {
+			return r, fmt.Errorf("making room for the %s of %d rows: %w", part.name, n, err)
+		}
+	}
+	for i := range r.losses {
+		if all != 0 {
+			r.losses[i] = all + driver.Ptr(i*n*4)
+		}
+	}
+	return r, nil
+}
+
 // headFast is head without logits in memory.
 func (d *Device) headFast(h *heading, lo, hi int) error {
-	n, k, depth, vocab := hi-lo, h.K, h.weight.cols, h.weight.rows
 	hidden, err := d.dense("fast hidden", d.rowRange(h.hidden, lo, hi))
 	if err != nil {
 		return err
@@ -54,78 +100,76 @@ func (d *Device) headFast(h *heading, lo, hi int) error {
 	if h.weight, err = d.dense("fast weight", h.weight); err != nil {
 		return err
 	}
-	width, losses := fastWide, h.Losses != 0
-	if losses {
-		width = fastNarrow
-	}
-	tiles := ceil(vocab, width)
-	at := map[string]driver.Ptr{}
-	for name, bytes := range map[string]int{
-		"draft": tiles * n * 8, "best": n * k * 8, "ranks": n * 4, "label logit": n * 4, "lse": n * 4, "ids": n * k * 4,
-		"values": n * k * 4, "rank": n * 4, "target parts": flag(losses) * tiles * n * 16, "target lse": flag(losses) * n * 4,
-		"losses": flag(losses) * 4 * n * 4, "mixture": flag(h.Losses&(cuda.JSD|cuda.TV) != 0) * tiles * n * 8,
-	} {
-		if bytes == 0 {
-			continue
-		}
-		if at[name], err = d.room("fast "+name, bytes); err != nil {
-			return err
-		}
-	}
+	width := fastWide
 	var target matrix
 	var targetRows []int32
-	if losses {
+	if h.Losses != 0 {
+		width = fastNarrow
 		if target, targetRows, err = d.fastTargets(h, lo, hi); err != nil {
 			return err
 		}
+	}
+	tiles := ceil(h.weight.rows, width)
+	rooms, err := d.fastRoom(h, hi-lo, tiles)
+	if err != nil {
+		return err
 	}
 	sent, err := d.fastParams(h, lo, hi, hidden, target, targetRows)
 	if err != nil {
 		return err
 	}
+	if err := d.fastLaunch(h, hidden, sent, rooms, tiles); err != nil {
+		return err
+	}
+	return d.fastFetch(h, lo, hi, rooms)
+}
+
+// fastLaunch starts the kernels for the rows of hidden.
+func (d *Device) fastLaunch(h *heading, hidden matrix, sent fastSent, r fastRooms, tiles int) error {
+	n, k, depth, vocab := hidden.rows, h.K, h.weight.cols, h.weight.rows
 	begin := driver.Grid{Blocks: [3]int{ceil(n, fastBeginRows)}, Threads: [3]int{128}, Shared: fastBeginShare}
-	if err := d.launch("fast_head", "fast_head_begin", begin, hidden.at, h.weight.at, sent.labels, at["label logit"], at["best"], at["ranks"], n, depth, k); err != nil {
+	if err := d.launch("fast_head", "fast_head_begin", begin, hidden.at, h.weight.at, sent.labels, r.labelLogit, r.best, r.ranks, n, depth, k); err != nil {
 		return err
 	}
 	wide := driver.Grid{Blocks: [3]int{d.card.SMs / 2 * 2}, Threads: [3]int{fastThreads}, Shared: fastShared}
-	if losses {
-		err = d.launch("fast_head", "fast_head_both", wide, sent.hidden, sent.target, sent.weight, at["draft"], at["target parts"], at["best"], at["ranks"],
-			sent.labels, at["label logit"], n, vocab, depth, k)
+	var err error
+	if h.Losses != 0 {
+		err = d.launch("fast_head", "fast_head_both", wide, sent.hidden, sent.target, sent.weight, r.draft, r.target, r.best, r.ranks,
+			sent.labels, r.labelLogit, n, vocab, depth, k)
 	} else {
-		err = d.launch("fast_head", "fast_head", wide, sent.hidden, sent.weight, at["draft"], at["best"], at["ranks"],
-			sent.labels, at["label logit"], n, vocab, depth, k)
+		err = d.launch("fast_head", "fast_head", wide, sent.hidden, sent.weight, r.draft, r.best, r.ranks,
+			sent.labels, r.labelLogit, n, vocab, depth, k)
 	}
 	if err != nil {
 		return err
 	}
-	loss := func(i int) driver.Ptr { return at["losses"] + driver.Ptr(i*n*4) }
 	merge := driver.Grid{Blocks: [3]int{ceil(n, fastMergeRows)}, Threads: [3]int{fastMergeRows, fastSlices}}
-	kl, rkl := driver.Ptr(0), driver.Ptr(0)
-	if losses {
-		kl, rkl = loss(0), loss(1)
-	}
-	if err := d.launch("fast_head", "fast_head_merge", merge, at["draft"], at["target parts"], at["best"], at["ranks"], sent.labels, sent.targetRows,
-		at["lse"], at["ids"], at["values"], at["rank"], at["target lse"], kl, rkl, n, tiles, k); err != nil {
+	if err := d.launch("fast_head", "fast_head_merge", merge, r.draft, r.target, r.best, r.ranks, sent.labels, sent.targetRows,
+		r.lse, r.ids, r.top, r.rank, r.targetLSE, r.losses[0], r.losses[1], n, tiles, k); err != nil {
 		return err
 	}
-	if h.Losses&(cuda.JSD|cuda.TV) != 0 {
-		if err := d.launch("fast_head", "fast_head_mixture", wide, sent.hidden, sent.target, sent.weight, at["mixture"], at["lse"], at["target lse"], n, vocab, depth); err != nil {
-			return err
-		}
-		if err := d.launch("fast_head", "fast_head_mixture_merge", merge, at["mixture"], sent.targetRows, loss(2), loss(3), n, tiles); err != nil {
-			return err
-		}
+	if h.Losses&(cuda.JSD|cuda.TV) == 0 {
+		return nil
 	}
-	list := []fetched{{bytesOf(h.LSE[lo:hi]), at["lse"]}}
+	if err := d.launch("fast_head", "fast_head_mixture", wide, sent.hidden, sent.target, sent.weight, r.mixture, r.lse, r.targetLSE, n, vocab, depth); err != nil {
+		return err
+	}
+	return d.launch("fast_head", "fast_head_mixture_merge", merge, r.mixture, sent.targetRows, r.losses[2], r.losses[3], n, tiles)
+}
+
+// fastFetch reads the results of rows lo..hi-1 back.
+func (d *Device) fastFetch(h *heading, lo, hi int, r fastRooms) error {
+	k := h.K
+	list := []fetched{{bytesOf(h.LSE[lo:hi]), r.lse}}
 	if k > 0 {
-		list = append(list, fetched{bytesOf(h.TopIDs[lo*k : hi*k]), at["ids"]}, fetched{bytesOf(h.TopLogits[lo*k : hi*k]), at["values"]})
+		list = append(list, fetched{bytesOf(h.TopIDs[lo*k : hi*k]), r.ids}, fetched{bytesOf(h.TopLogits[lo*k : hi*k]), r.top})
 	}
 	if h.Labels != nil {
-		list = append(list, fetched{bytesOf(h.LabelLogit[lo:hi]), at["label logit"]}, fetched{bytesOf(h.LabelRank[lo:hi]), at["rank"]})
+		list = append(list, fetched{bytesOf(h.LabelLogit[lo:hi]), r.labelLogit}, fetched{bytesOf(h.LabelRank[lo:hi]), r.rank})
 	}
 	for i, to := range [][]float32{h.KL, h.RKL, h.JSD, h.TV} {
 		if to != nil {
-			list = append(list, fetched{bytesOf(to[lo:hi]), loss(i)})
+			list = append(list, fetched{bytesOf(to[lo:hi]), r.losses[i]})
 		}
 	}
 	return d.fetch(list)
