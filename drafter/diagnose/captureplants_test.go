@@ -151,6 +151,7 @@ func TestAPlantedFaultOfACaptureIsNamedFirst(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := demoCase(t, "good")
+			c.Sequences = c.Sequences[:8]
 			tt.plant(&c)
 			wantFirst(t, examine(t, c, probeStates, probeLabels, probeMask), tt.key, tt.verdict)
 		})
@@ -216,6 +217,7 @@ func TestACleanCaptureRaisesNoAlarm(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := demoCase(t, "good")
+			c.Sequences = c.Sequences[:8]
 			tt.plant(&c)
 			wantSilence(t, examine(t, c, probeStates, probeLabels, probeMask))
 		})

@@ -48,9 +48,12 @@ func TestAPlantedFaultOfADrafterIsNamedFirst(t *testing.T) {
 		{"layer ids one too high", "good", "state-number", config(taps(2, 4, 5, 6))},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c := families(demoCase(t, tt.drafter), "rope-base", "rope-fraction", "rope-layout", "gqa-order", "slot-0", "anchor-leak", tt.key)
-			if tt.key == "state-number" { // its effect is small
-				c = families(c, "state-number", "tap-state")
+			c := families(demoCase(t, tt.drafter), "rope-fraction", "gqa-order", "slot-0", tt.key)
+			switch tt.key { // some effects are small
+			case "state-number":
+				c = families(c, "state-number", "slot-0")
+				c.Anchors *= 4
+			case "tap-order", "causality":
 				c.Anchors *= 2
 			}
 			tt.plant(t, &c.Drafter)
@@ -160,7 +163,7 @@ func TestTheSideOfTheFinalNormIsNotJudgedWhereItMakesNoDifference(t *testing.T) 
 func TestHealthyDraftersRaiseNoAlarm(t *testing.T) {
 	for _, name := range []string{"good", "early"} {
 		t.Run(name, func(t *testing.T) {
-			c := families(demoCase(t, name), "rope-offset", "causality", "state-number", "tap-use", "anchor-leak")
+			c := families(demoCase(t, name), "rope-offset", "causality", "state-number", "anchor-leak")
 			wantSilence(t, examine(t, c, probeStates, probeLabels, probeMask, probeDrafter))
 		})
 	}
@@ -212,7 +215,7 @@ func TestTheGraphOfStoredDraftsIsNamed(t *testing.T) {
 		{"a causal first layer", "causality", "layer 0 causal", func(g *Graph) { g.Attention[0].Causal = true }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c := families(demoCase(t, "good"), "slot-0", "anchor-leak", "rope-offset", "tap-late", tt.family)
+			c := families(demoCase(t, "good"), "slot-0", "rope-offset", tt.family)
 			storeDrafts(t, &c, c.Drafter, tt.graph)
 			r := examine(t, c, probeDrafter)
 			wantFirst(t, r, keyStored, Confirmed)

@@ -74,7 +74,7 @@ func TestTheFixturesObjectiveIsAmongThoseThatFit(t *testing.T) {
 	for _, name := range []string{"good", "shift"} {
 		t.Run(name, func(t *testing.T) {
 			c := families(demoCase(t, name), "rope-offset")
-			c.Sequences = c.Sequences[:12]
+			c.Sequences = c.Sequences[:8]
 			c.Log = fixtureLog(t)
 			r := examine(t, c, probeDrafter, probeHealth, probeLog)
 			f := find(t, r, keyObjective)
@@ -91,7 +91,7 @@ func TestTheFixturesObjectiveIsAmongThoseThatFit(t *testing.T) {
 
 func TestAnEarlyDrafterIsUndertrainedAndNotFaulty(t *testing.T) {
 	c := families(demoCase(t, "early"), "rope-offset")
-	c.Sequences = c.Sequences[:12]
+	c.Sequences = c.Sequences[:8]
 	c.Log = fixtureLog(t)
 	reference := fixture(t, "good")
 	c.Reference = &reference
@@ -102,7 +102,7 @@ func TestAnEarlyDrafterIsUndertrainedAndNotFaulty(t *testing.T) {
 		t.Errorf("%s: %s (%s)", f.Verdict, r.Sentence, f.Measure)
 	}
 	c = families(demoCase(t, "good"), "rope-offset")
-	c.Sequences = c.Sequences[:12]
+	c.Sequences = c.Sequences[:8]
 	c.Log = fixtureLog(t)
 	if f := find(t, examine(t, c, probeDrafter, probeHealth), keyTraining); f.Verdict != RuledOut {
 		t.Errorf("good: %s: %s", f.Verdict, f.Sentence)

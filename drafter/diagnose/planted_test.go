@@ -32,7 +32,7 @@ type world struct {
 
 const (
 	testSequences = 24
-	testAnchors   = 192
+	testAnchors   = 96
 )
 
 var theWorld struct {
