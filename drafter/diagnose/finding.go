@@ -60,9 +60,9 @@ func (f Finding) alarm() bool {
 
 // Number is a published number of the drafter.
 type Number struct {
-	Name string `json:"name"`
-	Interval
-	Words string `json:"definition"`
+	Name  string   `json:"name"`
+	Is    Interval `json:"is"`
+	Words string   `json:"definition"`
 }
 
 // Offsets are the accuracies of a drafter's slots against labels that stand

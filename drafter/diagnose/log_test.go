@@ -1,6 +1,7 @@
 package diagnose
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 	"strings"
@@ -141,5 +142,14 @@ func TestChanceFollowsKnownTails(t *testing.T) {
 	}
 	if got := fmt.Sprintf("%.4f", chance([]float64{1, 2, 1, 2, 1, 2})); got >= "0.0100" {
 		t.Errorf("six clear differences: %s", got)
+	}
+}
+
+func TestAReportWithoutCountsIsStillJSON(t *testing.T) {
+	nan := math.NaN()
+	r := Report{Numbers: []Number{{Name: "x", Is: Interval{nan, nan, nan}, Words: "w"}}, Findings: []Finding{{Key: "k", Effect: &Interval{1, 0.5, nan}}}}
+	raw, err := json.Marshal(r)
+	if err != nil || !strings.Contains(string(raw), `"is":{"high":null,"low":null,"value":null}`) || !strings.Contains(string(raw), `"low":0.5`) {
+		t.Errorf("%s, %v", raw, err)
 	}
 }

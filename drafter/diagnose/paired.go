@@ -41,13 +41,6 @@ func (c count) rate() float64 {
 	return c.hits / c.scored
 }
 
-// Interval is a measurement with its 95 % interval.
-type Interval struct {
-	Value float64 `json:"value"`
-	Low   float64 `json:"low"`
-	High  float64 `json:"high"`
-}
-
 // paired compares two ways to draft the same slots: b − a.
 type paired struct {
 	gain     Interval

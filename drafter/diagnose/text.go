@@ -49,7 +49,7 @@ func WriteText(w io.Writer, r *Report) error {
 		fmt.Fprint(&b, "\nThe same drafts by every definition\n")
 		t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 		for _, n := range r.Numbers {
-			fmt.Fprintf(t, "  %s\t%.3f\t%.3f–%.3f\t%s\n", n.Name, n.Value, n.Low, n.High, n.Words)
+			fmt.Fprintf(t, "  %s\t%.3f\t%.3f–%.3f\t%s\n", n.Name, n.Is.Value, n.Is.Low, n.Is.High, n.Words)
 		}
 		t.Flush()
 	}
