@@ -115,6 +115,9 @@ func diagnoseJob(ctx context.Context, j *job, d diagnoseFlags) (err error) {
 		return err
 	}
 	r, err := diagnose.Run(ctx, c)
+	if errors.Is(err, diagnose.ErrCase) {
+		return badInput(err)
+	}
 	if err != nil {
 		return modelError(j.place, err)
 	}

@@ -35,6 +35,9 @@ func Run(ctx context.Context, c Case) (*Report, error) {
 	for _, q := range s.seqs {
 		r.Anchors += len(q.sample)
 	}
+	if r.Anchors == 0 {
+		return nil, fmt.Errorf("%w: no two tokens in a row are supervised, so that nothing can be drafted or scored; look at the loss masks with draftscope validate", ErrCase)
+	}
 	for _, probe := range []func(context.Context, *study, *Report) error{
 		probeStates, probeLabels, probeMask,
 		probeDrafter, probeHealth, probeLog,

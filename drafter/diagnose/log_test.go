@@ -2,6 +2,7 @@ package diagnose
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -151,5 +152,14 @@ func TestAReportWithoutCountsIsStillJSON(t *testing.T) {
 	raw, err := json.Marshal(r)
 	if err != nil || !strings.Contains(string(raw), `"is":{"high":null,"low":null,"value":null}`) || !strings.Contains(string(raw), `"low":0.5`) {
 		t.Errorf("%s, %v", raw, err)
+	}
+}
+
+func TestACaptureWithoutSupervisionIsRefused(t *testing.T) {
+	c := demoCase(t, "good")
+	c.Sequences = c.Sequences[:2]
+	masks(&c, func(Sequence, int) bool { return false })
+	if _, err := Run(t.Context(), c); !errors.Is(err, ErrCase) {
+		t.Errorf("%v, want ErrCase", err)
 	}
 }
