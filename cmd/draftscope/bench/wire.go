@@ -193,7 +193,7 @@ func (b *bench) bareJetStream(ctx context.Context) (n int64, err error) {
 	go func() {
 		defer close(sent)
 		for range count {
-			if _, err := js[0].PublishAsync("bench", payload); err != nil || ctx.Err() != nil {
+			if _, err := js[0].PublishAsync("bench", payload, jetstream.WithStallWait(time.Minute)); err != nil || ctx.Err() != nil {
 				cancel(err)
 				return
 			}
