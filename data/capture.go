@@ -357,6 +357,9 @@ func (s *CaptureSink) commit(ctx context.Context) (err error) {
 		tokens = append(tokens, q.tokens...)
 		sequences = append(sequences, *q.sequence)
 	}
+	if err := s.d.present(); err != nil {
+		return err
+	}
 	g, release := s.d.reserve(s.shard, sp, func(g group) []string { return g.capturePaths(s.d.dir, s.run.Name) })
 	defer release()
 	paths := g.capturePaths(s.d.dir, s.run.Name)
@@ -383,7 +386,10 @@ func (s *CaptureSink) commit(ctx context.Context) (err error) {
 		return err
 	}
 	parts = append(parts, p)
-	return publish(s.d.disk, parts)
+	if err := publish(s.d.disk, parts); err != nil {
+		return err
+	}
+	return s.d.present()
 }
 
 // writeStates writes state after state, and within a state sequence after

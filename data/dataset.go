@@ -95,6 +95,7 @@ type Dataset struct {
 	log      *slog.Logger
 	disk     disk
 	unlock   func() error
+	locked   os.FileInfo // the lock file that is held
 
 	mu       sync.Mutex
 	manifest manifest
@@ -143,6 +144,12 @@ func create(dir string, log *slog.Logger, disk disk) (*Dataset, error) {
 		return nil, err
 	}
 	d := &Dataset{dir: dir, writable: true, manifest: m, log: log, disk: disk, unlock: unlock, indexes: map[string]*index{}, reserved: map[string]bool{}}
+	if d.locked, err = os.Stat(filepath.Join(dir, lockName)); errors.Is(err, fs.ErrNotExist) {
+		d.locked, err = nil, nil // this system has no locks
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("looking at the lock file: %w", err), unlock())
+	}
 	// Read it again, now that nobody else changes it.
 	if m, err = readManifest(dir); err == nil {
 		d.manifest = m
@@ -264,6 +271,9 @@ func (d *Dataset) AddDrafter(run string, dr Drafter) error {
 // change applies f to the manifest and stores it; when storing fails the
 // manifest stays as it was. The caller holds mu.
 func (d *Dataset) change(f func(*manifest)) error {
+	if err := d.present(); err != nil {
+		return err
+	}
 	old := d.manifest
 	d.manifest.Runs = slices.Clone(old.Runs)
 	f(&d.manifest)

@@ -11,6 +11,9 @@ var (
 	ErrNewer = errors.New("newer format version")
 	// ErrLocked says that another process writes to the dataset.
 	ErrLocked = errors.New("another process is writing to this dataset")
+	// ErrGone says that the folder of an open dataset was removed, or another
+	// one put in its place.
+	ErrGone = errors.New("the dataset is gone")
 	// ErrMismatch says that a run or a drafter of this name exists and is
 	// another one: other weights, tokenizer, template, states or options.
 	ErrMismatch = errors.New("does not match what is stored")

@@ -3,6 +3,7 @@ package data
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -321,6 +322,9 @@ func (s *ResultSink) commit(drafter string, list []*results) (err error) {
 		rounds = append(rounds, r.rounds...)
 		bytes += r.bytes()
 	}
+	if err := s.d.present(); err != nil {
+		return err
+	}
 	g, release := s.d.reserve(s.shard, sp, func(g group) []string { return g.resultPaths(s.d.dir, s.run.Name, drafter) })
 	defer release()
 	paths := g.resultPaths(s.d.dir, s.run.Name, drafter)
@@ -343,7 +347,7 @@ func (s *ResultSink) commit(drafter string, list []*results) (err error) {
 		return err
 	}
 	parts = append(parts, p)
-	if err := publish(s.d.disk, parts); err != nil {
+	if err := errors.Join(publish(s.d.disk, parts), s.d.present()); err != nil {
 		return err
 	}
 	s.d.settle(s.run.Name, keys, true)

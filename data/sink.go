@@ -143,6 +143,9 @@ func (s *sink) commitFaults() error {
 	if len(s.faults) == 0 {
 		return nil
 	}
+	if err := s.d.present(); err != nil {
+		return err
+	}
 	dir := runDir(s.d.dir, schemas.TableFaults, s.run.Name)
 	paths := func(g group) []string { return []string{filepath.Join(dir, g.file())} }
 	g, release := s.d.reserve(s.shard, s.faultSpan, paths)

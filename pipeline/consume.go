@@ -52,6 +52,7 @@ type reader struct {
 	made  int    // consumers made so far
 	next  uint64 // consumer sequence that is due
 	aside int64  // sequences of this invocation that were set aside and are through
+	told  bool   // a fault has said what was lost of this partition before this reader came
 }
 
 const pullBatch = 8
@@ -461,6 +462,9 @@ func (r *reader) endOfRun(ctx context.Context, h header, streamSeq uint64) error
 		}
 	}
 	err := r.handler.finish(ctx, h.attempt, sequences, r.aside+gone)
+	if store, ok := r.handler.(*storeHandler); ok && r.foreign && sequences == unknown && !r.told && r.route.stream == CaptureStream {
+		err = r.run.short(ctx, store.sink, r.partition, r.run.partitions, h.count)
+	}
 	if r.foreign && errors.Is(err, ErrIncomplete) {
 		// Its source is gone and cannot be asked for them again.
 		r.run.fault(Fault{Stream: r.route.stream, Chunk: -1, Check: "missing", Detail: err.Error()})

@@ -150,9 +150,12 @@ func (v *invocation) store(ctx context.Context, book *leases, held *lease, newSi
 	})
 	g.Go(func() error {
 		defer close(done)
-		readers, ctx := errgroup.WithContext(ctx)
-		readers.Go(func() error { return st.recruit(ctx, readers) })
-		return readers.Wait()
+		readers, reading := errgroup.WithContext(ctx)
+		readers.Go(func() error { return st.recruit(reading, readers) })
+		if err := readers.Wait(); err != nil {
+			return err
+		}
+		return st.agedOut(ctx)
 	})
 	return g.Wait()
 }
@@ -296,6 +299,9 @@ func (st *storing) follow(ctx context.Context, g *errgroup.Group, from route, ab
 			return fmt.Errorf("opening the sink of partition %d of %s: %w", p, from.name(), err)
 		}
 		st.sinks = append(st.sinks, sink)
+		if err := r.compare(ctx, sink); err != nil {
+			return fmt.Errorf("comparing partition %d of %s with what is stored: %w", p, from.name(), err)
+		}
 		r.foreign, r.stop = true, st.stop
 		r.handler = &storeHandler{run: v, sink: sink, from: from, partition: p, books: r.books, noted: from.stream == CaptureStream, ended: map[string]*sequence{}, own: map[string]int64{}}
 		started = append(started, r)

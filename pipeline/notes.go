@@ -51,21 +51,21 @@ func (s *Session) noteSource(ctx context.Context, state string) error {
 	})
 }
 
-// unfinished says that the source means to go on, or somebody is to resume it.
-// One that left no note is taken by its markers.
-func (s *Session) unfinished(ctx context.Context) (bool, error) {
+// sourceState is what the run's source says of itself; one that left no note,
+// nothing.
+func (s *Session) sourceState(ctx context.Context) (string, error) {
 	kv, err := s.notes(ctx)
 	if err != nil {
-		return false, err
+		return "", err
 	}
 	e, err := kv.Get(ctx, noteKey(s.cfg.Run, "source"))
 	if errors.Is(err, jetstream.ErrKeyNotFound) {
-		return false, nil
+		return "", nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("reading the state of the source: %w", err)
+		return "", fmt.Errorf("reading the state of the source: %w", err)
 	}
-	return string(e.Value()) != sourceEnded, nil
+	return string(e.Value()), nil
 }
 
 func openBucket(ctx context.Context, js jetstream.JetStream, cfg jetstream.KeyValueConfig) (jetstream.KeyValue, error) {

@@ -31,7 +31,9 @@ func (s *Session) Publish(ctx context.Context, src Source) (Summary, error) {
 		if drained {
 			state = sourceStopped
 		}
-		err = v.noteSource(ctx, state)
+		if err = v.noteSent(ctx); err == nil {
+			err = v.noteSource(ctx, state)
+		}
 	}
 	sum := Summary{Progress: v.progress.snapshot(), Drained: drained, Partitions: v.partitions}
 	if err != nil && ctx.Err() != nil {

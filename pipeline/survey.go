@@ -139,13 +139,19 @@ func (s *Session) ends(ctx context.Context, capture jetstream.Stream) (ends []ui
 	if err != nil {
 		return nil, "", fmt.Errorf("%w: stream %s was not made by draftscope", ErrConfig, capture.CachedInfo().Config.Name)
 	}
-	if more, err := s.unfinished(ctx); more || err != nil {
+	// A source means to go on, or somebody is to resume it; one that left no
+	// note is taken by its markers.
+	state, err := s.sourceState(ctx)
+	if state != "" && state != sourceEnded || err != nil {
 		return nil, "the source to end the run", err
 	}
 	ends = make([]uint64, n)
 	for p := range n {
 		m, err := capture.GetLastMsgForSubject(ctx, Subject(s.cfg.Run, CaptureStream, p))
 		missing = fmt.Sprintf("the source's end of partition %d", p)
+		if errors.Is(err, jetstream.ErrMsgNotFound) && state == sourceEnded {
+			continue // purged, or aged out: nothing is left to read
+		}
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
 			return nil, missing, nil
 		}
@@ -240,7 +246,8 @@ func (s *Session) toStore(ctx context.Context) (missing string, err error) {
 			if err != nil {
 				return "", err
 			}
-			if floor, last := done[roleAt{roleStore, p}], results.CachedInfo().State.LastSeq; floor < last {
+			state := results.CachedInfo().State
+			if floor, last := done[roleAt{roleStore, p}], state.LastSeq; floor < last && state.Msgs > 0 {
 				return fmt.Sprintf("the store's acks of the results of group %s on partition %d, at message %d of %d", g.Name, p, floor, last), nil
 			}
 		}

@@ -250,7 +250,7 @@ func dataError(err error) error {
 	case errors.Is(err, data.ErrNotDataset), errors.Is(err, data.ErrNewer), errors.Is(err, data.ErrMismatch),
 		errors.Is(err, data.ErrUnknownRun), errors.Is(err, data.ErrName), errors.Is(err, data.ErrDamaged):
 		return badInput(err)
-	case errors.Is(err, data.ErrLocked), errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT),
+	case errors.Is(err, data.ErrLocked), errors.Is(err, data.ErrGone), errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT),
 		errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS):
 		return withCode(exitMissing, err)
 	}

@@ -172,6 +172,7 @@ func (s *storeJob) run(ctx context.Context, startServer func() error) (err error
 	}
 	defer closeHTTP()
 	s.say("storing into %s", s.ds.Dir())
+	s.forgetLost(ctx, board)
 	stored, err := s.all(ctx, board)
 	switch {
 	case err != nil && ctx.Err() != nil:
@@ -306,7 +307,7 @@ func (s *storeJob) keep(ctx context.Context, run string) runEnd {
 			s.decline(err)
 			return runEnd{run: run}
 		}
-		if s.once || errors.Is(err, pipeline.ErrServerFailed) {
+		if s.once || errors.Is(err, pipeline.ErrServerFailed) || errors.Is(err, data.ErrGone) {
 			return end
 		}
 		s.say("storing run %s: %v; trying again in 5 s, the server keeps what is not stored", run, err)
@@ -370,5 +371,9 @@ func (s *storeJob) sink(run string, o pipeline.Origin) (pipeline.Sink, error) {
 			return nil, fmt.Errorf("%w: %w", pipeline.ErrDecline, err)
 		}
 	}
-	return s.ds.ResultSink(run, o.Partition, cfg)
+	sink, err := s.ds.ResultSink(run, o.Partition, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return newGroupSink(sink, drafters), nil
 }
