@@ -29,7 +29,7 @@ func (r *reader) compare(ctx context.Context, sink Sink) error {
 	holder, ok := sink.(Holder)
 	floor := r.books.acknowledged()
 	capture := r.route.stream == CaptureStream
-	if !ok || floor == 0 && !capture {
+	if !ok {
 		return nil
 	}
 	held, err := holder.Held()
@@ -89,6 +89,7 @@ func (r *reader) compare(ctx context.Context, sink Sink) error {
 		}
 	}
 	if behind == 0 {
+		r.unread(stream, gone)
 		return nil
 	}
 	r.run.log.Warn("sequences that the server takes for stored are not in this dataset: reading the stream again from its beginning", "stream", r.route.name(), "partition", r.partition, "sequences", behind)
@@ -103,7 +104,25 @@ func (r *reader) compare(ctx context.Context, sink Sink) error {
 		}
 	}
 	r.books = newLedger(0, r.books.send)
+	r.unread(stream, gone)
 	return nil
+}
+
+// unread says that results have left their stream, which is of one partition,
+// before this reader came to them. Where sequences were deleted, their messages
+// cannot be told from those.
+func (r *reader) unread(stream jetstream.Stream, gone map[string]tombstone) {
+	for _, t := range gone {
+		if t.Partition == r.partition {
+			return
+		}
+	}
+	first, next := stream.CachedInfo().State.FirstSeq, r.books.acknowledged()+1
+	if r.route.group == "" || first <= next {
+		return
+	}
+	r.run.fault(Fault{Stream: r.route.stream, Chunk: -1, Check: "missing", Detail: fmt.Sprintf(
+		"%d messages of the results of group %s on partition %d left their stream before they were read (purged, or aged out); replay of the dataset makes these results", first-next, r.route.group, r.partition)})
 }
 
 // counted counts sequences and names the first of them.

@@ -199,6 +199,32 @@ func TestARunWhoseBeginningWasPurgedUnreadIsNotCalledWhole(t *testing.T) {
 	}
 }
 
+func TestResultsThatWerePurgedUnreadAreMissing(t *testing.T) {
+	url, ds := plainServer(t), filepath.Join(t.TempDir(), "ds")
+	mustRun(t, exitOK, capturing(url, "--limit", "2", "--partitions", "1")...)
+	mustRun(t, exitOK, "draft", "--nats", url, "--run", "r1", "--budgets", "8", "--once", "--group", "g")
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), pipeline.GroupStreamName("r1", "g", 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Purge(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got, errs := mustRun(t, exitPartial, storing(url, ds, "--once")...)
+	if !strings.Contains(got, "2 sequences stored, 1 faults") || !strings.Contains(errs, "of the results of group g on partition 0 left their stream before they were read") {
+		t.Errorf("%s%s", got, errs)
+	}
+}
+
 func TestAStoreEndsWhenARunHasAgedOutAndSaysWhatIsMissing(t *testing.T) {
 	url, ds := plainServer(t), filepath.Join(t.TempDir(), "ds")
 	mustRun(t, exitOK, capturing(url, "--limit", "4", "--max-age", "1s")...)
