@@ -32,6 +32,7 @@ const (
 //   - chunk 0 of a new attempt starts its sequence over;
 //   - an equal repeat is dropped, an unequal one spoils the attempt;
 //   - so does a gap;
+//   - a given-up marker takes its attempt out, without a fault;
 //   - the end marker has to agree with the chunks in number, rows and digest.
 type assembler struct {
 	nonce string // of this invocation
@@ -90,10 +91,17 @@ func (a *assembler) reset() []*sequence {
 	return gone
 }
 
-// accept judges a data or end message. s is the sequence it belongs to (nil
+// accept judges a message of a sequence. s is the sequence it belongs to (nil
 // for one to skip), and replaced an older attempt that it puts an end to.
 // A fault comes with the verdict spoiled only.
 func (a *assembler) accept(h header) (v verdict, s, replaced *sequence, fault *Fault) {
+	if h.kind == kindGivenUp {
+		if s = a.open[h.seq]; s != nil && s.attempt == h.attempt {
+			delete(a.open, h.seq)
+			replaced = s
+		}
+		return skip, nil, replaced, nil
+	}
 	if _, ok := a.done[h.attempt]; ok {
 		return skip, nil, nil, nil
 	}

@@ -32,7 +32,8 @@ const (
 	// Block makes the source wait until readers have made room.
 	Block WhenFull = iota
 	// Shed drops the sequences that begin while the stream is half full or
-	// fuller, whole, and counts each.
+	// fuller, and gives up one that has begun when readers make no room for it
+	// within a second: whole, and counted.
 	Shed
 )
 

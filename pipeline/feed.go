@@ -26,8 +26,12 @@ func (v *invocation) feed(ctx context.Context, src Source, out *publisher) (drai
 		}
 	}()
 
+	sheds := v.cfg.WhenFull == Shed && out.quota != nil
+	if sheds {
+		out.quota.patience = shedPatience
+	}
 	ended := make([]int64, v.partitions)
-	var open *outSeq
+	var open *begun
 	var shedding string // the sequence that is being dropped
 	for {
 		ask := ctx
@@ -52,7 +56,7 @@ func (v *invocation) feed(ctx context.Context, src Source, out *publisher) (drai
 			}
 			return false, fmt.Errorf("reading the source: %w", err)
 		}
-		if open == nil && shedding == "" && v.cfg.WhenFull == Shed && out.quota != nil {
+		if open == nil && shedding == "" && sheds {
 			full, err := out.quota.crowded(ctx)
 			if err != nil {
 				return false, err
@@ -65,6 +69,13 @@ func (v *invocation) feed(ctx context.Context, src Source, out *publisher) (drai
 			err = v.shed(ctx, &shedding, seq, rec, last)
 		} else {
 			open, err = v.publish(ctx, out, open, seq, rec, last, ended)
+			if errors.Is(err, errFull) {
+				if err = out.giveUp(ctx, open.outSeq); err == nil {
+					v.progress.shedRows.Add(open.rows)
+					shedding, open = seq, nil
+					err = v.shed(ctx, &shedding, seq, rec, last)
+				}
+			}
 		}
 		if rec != nil {
 			rec.Release()
@@ -107,9 +118,16 @@ func (v *invocation) shed(ctx context.Context, shedding *string, seq string, rec
 	return nil
 }
 
+// begun is a sequence that is being published, and what has been of it.
+type begun struct {
+	*outSeq
+	rows, payload int64
+}
+
 // publish sends one record of the source, and the end marker after the last.
-// It returns the sequence that is open afterwards.
-func (v *invocation) publish(ctx context.Context, out *publisher, open *outSeq, seq string, rec arrow.Record, last bool, ended []int64) (*outSeq, error) {
+// It returns the sequence that is open afterwards. One that may still be given
+// up is counted when it is whole, others as they come.
+func (v *invocation) publish(ctx context.Context, out *publisher, open *begun, seq string, rec arrow.Record, last bool, ended []int64) (*begun, error) {
 	if err := checkSeqID(seq); err != nil {
 		return open, fmt.Errorf("%w: %w", ErrOrder, err)
 	}
@@ -118,20 +136,25 @@ func (v *invocation) publish(ctx context.Context, out *publisher, open *outSeq, 
 	}
 	partition := Partition(seq, v.partitions)
 	if open == nil {
-		open = out.begin(seq, v.attempt(), partition)
+		open = &begun{outSeq: out.begin(seq, v.attempt(), partition)}
 	}
 	if rec != nil {
-		n, err := out.record(ctx, open, rec)
+		n, err := out.record(ctx, open.outSeq, rec)
 		if err != nil {
 			return open, err
 		}
-		v.progress.rows.Add(rec.NumRows())
-		v.progress.bytes.Add(n)
+		open.rows += rec.NumRows()
+		open.payload += n
+	}
+	if last || v.cfg.WhenFull != Shed {
+		v.progress.rows.Add(open.rows)
+		v.progress.bytes.Add(open.payload)
+		open.rows, open.payload = 0, 0
 	}
 	if !last {
 		return open, nil
 	}
-	if err := out.end(ctx, open, nil); err != nil {
+	if err := out.end(ctx, open.outSeq, nil); err != nil {
 		return open, err
 	}
 	ended[partition]++

@@ -39,6 +39,7 @@ const (
 	kindBegin    kind = "begin"      // an invocation starts on this partition
 	kindData     kind = "data"       // one chunk of a sequence
 	kindEnd      kind = "end"        // a sequence is complete
+	kindGivenUp  kind = "given-up"   // nothing more of this attempt follows, and it has no end
 	kindEndOfRun kind = "end-of-run" // the invocation sends no more here
 )
 
@@ -63,7 +64,7 @@ type header struct {
 func (h *header) id(run string) string {
 	tail := strconv.Itoa(h.chunk)
 	switch h.kind {
-	case kindEnd:
+	case kindEnd, kindGivenUp:
 		tail = string(h.kind)
 	case kindBegin, kindEndOfRun: // ids are compared over the whole stream
 		tail = string(h.kind) + "-" + strconv.Itoa(h.partition)
@@ -110,6 +111,9 @@ func (h *header) marshal(run, last string) nats.Header {
 		hdrAttempt: {h.attempt},
 		hdrMsgID:   {h.id(run)},
 		hdrPad:     {""},
+	}
+	if h.kind == kindGivenUp {
+		out[hdrSeq] = []string{escapeSeq(h.seq)}
 	}
 	switch {
 	case last != "" && h.counted:
@@ -158,6 +162,10 @@ func parseHeader(in nats.Header) (header, error) {
 	case kindBegin:
 	case kindEndOfRun:
 		h.count = number(hdrCount, math.MaxInt64)
+	case kindGivenUp:
+		if h.seq, err = unescapeSeq(in.Get(hdrSeq)); err != nil {
+			err = fmt.Errorf("%w: %s is %q", ErrFrame, hdrSeq, in.Get(hdrSeq))
+		}
 	case kindEnd, kindData:
 		var e error
 		if h.seq, e = unescapeSeq(in.Get(hdrSeq)); e != nil {

@@ -28,7 +28,7 @@ type outSeq struct {
 // fixed when it is sent: after an outage it may be sent again under another.
 type outgoing struct {
 	kind    kind
-	out     *outSeq // data and end
+	out     *outSeq // data, end and given-up
 	subject string
 	attempt string // begin and end-of-run
 	count   int64  // end-of-run
@@ -127,6 +127,16 @@ func (p *publisher) end(ctx context.Context, o *outSeq, onStore func()) error {
 	p.abandon(o)
 	if err := p.put(ctx, &outgoing{kind: kindEnd, out: o, subject: o.subject, onStore: onStore}); err != nil {
 		return fmt.Errorf("publishing the end of sequence %q to %s: %w", o.seq, p.route.stream, err)
+	}
+	return nil
+}
+
+// giveUp publishes that nothing more follows in o, so that readers let go of
+// what they have of it.
+func (p *publisher) giveUp(ctx context.Context, o *outSeq) error {
+	p.abandon(o)
+	if err := p.put(ctx, &outgoing{kind: kindGivenUp, out: o, subject: o.subject}); err != nil {
+		return fmt.Errorf("giving up sequence %q in %s: %w", o.seq, p.route.stream, err)
 	}
 	return nil
 }

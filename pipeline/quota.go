@@ -3,6 +3,7 @@ package pipeline
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -32,7 +33,19 @@ type quota struct {
 	asked   time.Time
 	urged   time.Time // when readers were last asked to commit
 	told    waiting
+
+	// patience is how long wait lets one chunk wait before it says errFull; 0
+	// is for ever. It is set before the first wait.
+	patience time.Duration
 }
+
+// shedPatience is how long the chunk of a sequence that has begun waits for
+// readers before the sequence is given up: longer than a commit takes, and
+// short for who waits for the source.
+const shedPatience = time.Second
+
+// errFull says that readers did not make room in time.
+var errFull = errors.New("the stream is full")
 
 // slack is what a stream may hold beside sequences in progress when everybody
 // has read all else: markers that nobody acknowledged yet.
@@ -58,13 +71,17 @@ func (q *quota) attach(r *reader) {
 	q.readers[r.partition] = append(q.readers[r.partition], r)
 }
 
-// wait returns when there is room for size more bytes of o.
+// wait returns when there is room for size more bytes of o, or with errFull
+// when patience has run out.
 func (q *quota) wait(ctx context.Context, o *outSeq, size int64) error {
 	size += 512 // header and the store's own
-	for {
+	for start := time.Now(); ; {
 		fits, err := q.take(ctx, o, size)
 		if fits || err != nil {
 			return err
+		}
+		if q.patience > 0 && time.Since(start) > q.patience {
+			return errFull
 		}
 		select {
 		case <-time.After(5 * time.Millisecond):

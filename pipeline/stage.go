@@ -17,7 +17,8 @@ type stageHandler struct {
 	partition int
 	results   *publisher
 	books     *ledger
-	sent      int64 // sequences whose results were ended
+	sent      int64     // sequences whose results were ended
+	owed      []*outSeq // dropped, and readers of the results do not know it yet
 }
 
 func (h *stageHandler) emitter(ctx context.Context, s *sequence) func(arrow.Record) error {
@@ -32,6 +33,9 @@ func (h *stageHandler) emitter(ctx context.Context, s *sequence) func(arrow.Reco
 }
 
 func (h *stageHandler) record(ctx context.Context, s *sequence, rec arrow.Record) error {
+	if err := h.giveUp(ctx); err != nil {
+		return err
+	}
 	if err := h.stage.Process(ctx, s.id, rec, h.emitter(ctx, s)); err != nil {
 		return fmt.Errorf("processing sequence %q: %w", s.id, err)
 	}
@@ -56,13 +60,31 @@ func (h *stageHandler) drop(s *sequence) {
 	h.stage.Drop(s.id)
 	if s.out != nil {
 		h.results.abandon(s.out)
+		h.owed = append(h.owed, s.out)
 		s.out = nil
 	}
 }
 
-func (h *stageHandler) idle(context.Context) error { return nil }
+// giveUp tells the readers of the results what was dropped: they would hold
+// it, and with it the stream's room, until the end of the run.
+func (h *stageHandler) giveUp(ctx context.Context) error {
+	for _, o := range h.owed {
+		if err := h.results.giveUp(ctx, o); err != nil {
+			return err
+		}
+	}
+	h.owed = nil
+	return nil
+}
 
-func (h *stageHandler) settle(ctx context.Context) error { return h.results.flush(ctx) }
+func (h *stageHandler) idle(ctx context.Context) error { return h.giveUp(ctx) }
+
+func (h *stageHandler) settle(ctx context.Context) error {
+	if err := h.giveUp(ctx); err != nil {
+		return err
+	}
+	return h.results.flush(ctx)
+}
 
 // finish passes the end of the run on.
 func (h *stageHandler) finish(ctx context.Context, _ string, _, _ int64) error {
