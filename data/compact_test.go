@@ -263,6 +263,9 @@ func TestAJournalOfOtherSequencesRemovesNothing(t *testing.T) {
 		if _, err := Create(dir, nil); err == nil {
 			t.Errorf("a journal that %s is followed", name)
 		}
+		if inv, err := Take(t.Context(), dir); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "elsewhere") {
+			t.Errorf("a reader of a journal that %s: %d files, %v", name, len(inv.Files["sequences"]), err)
+		}
 		if got := partsOf(t, d, "sequences"); len(got) != 2 {
 			t.Errorf("a journal that %s: %d files left", name, len(got))
 		}

@@ -32,11 +32,11 @@ func (d *Dataset) readJournal() (journal, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return j, nil
 	}
-	if err == nil {
-		err = json.Unmarshal(b, &j)
-	}
 	if err != nil {
 		return j, fmt.Errorf("reading %s: %w", path, err)
+	}
+	if err := json.Unmarshal(b, &j); err != nil {
+		return j, fmt.Errorf("reading %s: %w (%w); move it elsewhere", path, ErrDamaged, err)
 	}
 	for _, name := range append(j.Old, j.New) {
 		if _, ok := parseGroup(name); !ok || checkName(j.Run) != nil || name == j.New && slices.Contains(j.Old, name) {
@@ -85,6 +85,14 @@ func (d *Dataset) readMoves() (m moves, err error) {
 	m.counts = exists(m.marker)
 	m.without = map[string]bool{m.marker: true}
 	if m.counts {
+		err := d.checkMoved(m.journal)
+		if errors.Is(err, fs.ErrNotExist) {
+			m.counts = false // a next compaction has replaced it since
+			return m, nil
+		}
+		if err != nil {
+			return m, err
+		}
 		m.without = d.oldMarkers(m.journal)
 	}
 	return m, nil
@@ -95,6 +103,38 @@ func (m moves) same(o moves) bool { return m.marker == o.marker && m.counts == o
 // uncounted says that the commit of a marker does not count: it has been
 // replaced, or is about to replace others.
 func (m moves) uncounted(marker string) bool { return m.without[marker] }
+
+// checkMoved makes sure that the new group of j holds all sequences of the old
+// ones that are still there: a journal that says more than was done would hide
+// the others.
+func (d *Dataset) checkMoved(j journal) error {
+	list, err := d.readMarker(d.captureMarker(j.Run, j.New))
+	if err != nil {
+		return err
+	}
+	holds := map[storedSeq]bool{}
+	for _, s := range list {
+		holds[s] = true
+	}
+	for _, name := range j.Old {
+		marker := d.captureMarker(j.Run, name)
+		old, err := d.readMarker(marker)
+		if err != nil && !exists(marker) {
+			continue // removed
+		}
+		if err != nil {
+			return err
+		}
+		for _, s := range old {
+			if !holds[s] {
+				path := filepath.Join(d.dir, journalName)
+				return fmt.Errorf("reading %s: %w: it says that %s holds what %s does, which lacks sequence %s; move %s elsewhere",
+					path, ErrDamaged, j.New, name, s.SeqID, path)
+			}
+		}
+	}
+	return nil
+}
 
 // oldMarkers are the paths of the markers that a compaction replaces.
 func (d *Dataset) oldMarkers(j journal) map[string]bool {
@@ -138,28 +178,11 @@ func (d *Dataset) removeJournal() error {
 // left of a group without it is removed by the recovery. Before, it makes sure
 // that the new group is whole and holds all their sequences.
 func (d *Dataset) removeOld(j journal) error {
-	list, err := d.readMarker(d.captureMarker(j.Run, j.New))
-	if err != nil {
+	if err := d.checkMoved(j); err != nil {
 		return err
-	}
-	holds := map[storedSeq]bool{}
-	for _, s := range list {
-		holds[s] = true
 	}
 	var groups [][]string
 	for _, name := range j.Old {
-		marker := d.captureMarker(j.Run, name)
-		if exists(marker) {
-			old, err := d.readMarker(marker)
-			if err != nil {
-				return err
-			}
-			for _, s := range old {
-				if !holds[s] {
-					return fmt.Errorf("removing %s: %w: %s was to replace it and lacks sequence %s", marker, ErrDamaged, j.New, s.SeqID)
-				}
-			}
-		}
 		g, _ := parseGroup(name) // readJournal has checked it
 		paths := g.capturePaths(d.dir, j.Run)
 		slices.Reverse(paths)

@@ -25,9 +25,17 @@ type streamFlags struct {
 
 func (s *streamFlags) register(fs *flag.FlagSet) {
 	fs.Int64Var(&s.maxBytes, "max-bytes", 0, "the stream's size limit, `N` bytes; with one, it forgets what the store and every group of workers have (0: no limit)")
-	fs.DurationVar(&s.maxAge, "max-age", 0, "the stream forgets what is older, read or not, for example `72h` (0: never)")
+	fs.DurationVar(&s.maxAge, "max-age", 0, "the stream forgets what is older, read or not, for example `72h`, at least 100ms (0: never)")
 	fs.IntVar(&s.replicas, "replicas", 0, "copies that a cluster of servers keeps, `N` (default: 1, or what the run has)")
 	fs.StringVar(&s.http, "http", "", "serve /metrics for Prometheus and a status page at `HOST:PORT`")
+}
+
+// checkAge refuses an age limit that no server takes.
+func checkAge(d time.Duration) error {
+	if d != 0 && d < 100*time.Millisecond {
+		return badUsage("--max-age is %s, want 100ms or more, or 0 for never", d)
+	}
+	return nil
 }
 
 func (s *streamFlags) sourceFlags(fs *flag.FlagSet) {
@@ -83,7 +91,7 @@ func runRecord(ctx context.Context, session *pipeline.Session) (r data.Run, ok b
 
 // streamJob is capture --stream-only.
 func streamJob(ctx context.Context, j *job, s streamFlags) (err error) {
-	if err := errors.Join(j.validate(), needServer(j.nats)); err != nil {
+	if err := errors.Join(j.validate(), needServer(j.nats), checkAge(s.maxAge)); err != nil {
 		return badInput(err)
 	}
 	ctx, stop := j.signals(ctx)

@@ -56,7 +56,8 @@ func checkFormat(dir string) error {
 		FormatVersion int `json:"format_version"`
 	}
 	if err := json.Unmarshal(raw, &manifest); err != nil {
-		return fmt.Errorf("%w: reading %s: %w", ErrNotDataset, manifestName, err)
+		return fmt.Errorf("%w: %s is damaged (%w): restore it from a copy, or move it away: the Parquet files beside it explain themselves",
+			ErrNotDataset, filepath.Join(dir, manifestName), err)
 	}
 	if manifest.FormatVersion > schemas.FormatVersion {
 		return fmt.Errorf("%s: %w", manifestName, newerFormat(strconv.Itoa(manifest.FormatVersion)))
