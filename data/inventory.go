@@ -33,9 +33,15 @@ type Inventory struct {
 // in the size it had. What a writer has not finished writing is no part of the
 // inventory, nor is what a compaction has moved.
 func Take(ctx context.Context, dir string) (Inventory, error) {
+	return TakeBut(ctx, dir, nil)
+}
+
+// TakeBut is Take, with files that the caller cannot read, by path, and why:
+// they count as damaged.
+func TakeBut(ctx context.Context, dir string, refused map[string]string) (Inventory, error) {
 	d := &Dataset{dir: dir}
 	for attempt := 0; ; attempt++ {
-		t := taking{d: d, by: map[string]*takenFile{}}
+		t := taking{d: d, refused: refused, by: map[string]*takenFile{}}
 		moved, err := t.take(ctx)
 		if err != nil {
 			return Inventory{}, fmt.Errorf("listing the files of %s: %w", dir, err)
@@ -68,9 +74,10 @@ type takenFile struct {
 const WithGroup = "left out with its group, of which "
 
 type taking struct {
-	d     *Dataset
-	files []*takenFile
-	by    map[string]*takenFile
+	d       *Dataset
+	refused map[string]string // reasons by path
+	files   []*takenFile
+	by      map[string]*takenFile
 }
 
 // take lists and judges every file. It reports whether files were moved
@@ -109,7 +116,7 @@ func (t *taking) list(ctx context.Context, table string, at moves) error {
 		if err == nil && (e.IsDir() || filepath.Ext(path) != ".parquet") {
 			return nil
 		}
-		f := &takenFile{table: table, path: path, marker: t.d.markerOf(table, path)}
+		f := &takenFile{table: table, path: path, marker: t.d.markerOf(table, path), reason: t.refused[path]}
 		if at.uncounted(path) || at.uncounted(f.marker) {
 			return nil
 		}

@@ -82,6 +82,7 @@ type DB struct {
 	eng      engine
 	spill    string
 	warnings []Warning
+	refused  map[string]string // files that DuckDB does not read, by path, and why
 
 	mu     sync.RWMutex // held for reading by every query
 	tables map[string][]file
@@ -123,7 +124,7 @@ func open(ctx context.Context, dir string, opt Options) (_ *DB, err error) {
 	if err != nil {
 		return nil, err
 	}
-	db := &DB{eng: eng}
+	db := &DB{eng: eng, refused: map[string]string{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, db.Close())
@@ -157,8 +158,13 @@ const patience = 5
 
 // define lists the files and makes the views.
 func (db *DB) define(ctx context.Context) (err error) {
-	if db.tables, db.warnings, err = listFiles(ctx, db.dir); err != nil {
+	if db.tables, db.warnings, err = listFiles(ctx, db.dir, db.refused); err != nil {
 		return err
+	}
+	if db.refuse(ctx) && !db.moved() {
+		if db.tables, db.warnings, err = listFiles(ctx, db.dir, db.refused); err != nil {
+			return err
+		}
 	}
 	if err := db.defineTables(ctx); err != nil {
 		return err
@@ -254,7 +260,7 @@ func (db *DB) moved() bool {
 
 // refresh lists the files again and defines the tables anew.
 func (db *DB) refresh(ctx context.Context) error {
-	found, _, err := listFiles(ctx, db.dir)
+	found, _, err := listFiles(ctx, db.dir, db.refused)
 	if err != nil {
 		return err
 	}

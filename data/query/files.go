@@ -72,10 +72,10 @@ func newerFormat(got string) error {
 
 // listFiles finds the Parquet files of every table that count, and tests the
 // columns of each.
-func listFiles(ctx context.Context, dir string) (found map[string][]file, warnings []Warning, err error) {
+func listFiles(ctx context.Context, dir string, refused map[string]string) (found map[string][]file, warnings []Warning, err error) {
 	for range patience {
 		var moved bool
-		if found, warnings, moved, err = listOnce(ctx, dir); err != nil || !moved {
+		if found, warnings, moved, err = listOnce(ctx, dir, refused); err != nil || !moved {
 			break
 		}
 	}
@@ -83,14 +83,14 @@ func listFiles(ctx context.Context, dir string) (found map[string][]file, warnin
 }
 
 // listOnce also says whether a file went while it was looked at.
-func listOnce(ctx context.Context, dir string) (_ map[string][]file, _ []Warning, moved bool, _ error) {
+func listOnce(ctx context.Context, dir string, refused map[string]string) (_ map[string][]file, _ []Warning, moved bool, _ error) {
 	found := make(map[string][]file)
 	var warnings []Warning
 	warn := func(path, reason string) {
 		rel, _ := filepath.Rel(dir, path)
 		warnings = append(warnings, Warning{File: filepath.ToSlash(rel), Reason: oneLine(reason)})
 	}
-	inv, err := data.Take(ctx, dir)
+	inv, err := data.TakeBut(ctx, dir, refused)
 	if err != nil {
 		return nil, nil, false, err
 	}
@@ -113,8 +113,13 @@ func listOnce(ctx context.Context, dir string) (_ map[string][]file, _ []Warning
 }
 
 // open tests the footer of one file and reads its partitions off its path.
-func (t table) open(root, name string) (file, error) {
-	f := file{path: name}
+func (t table) open(root, name string) (f file, err error) {
+	defer func() { // a spoilt footer may name a column of a type that has no physical one
+		if r := recover(); r != nil {
+			err = fmt.Errorf("reading its footer: %v", r)
+		}
+	}()
+	f.path = name
 	rel, err := filepath.Rel(root, name)
 	if err != nil {
 		return f, err
@@ -210,6 +215,37 @@ func damaged(err error) bool {
 		}
 	}
 	return strings.Contains(msg, "ecompress") || strings.Contains(msg, "orrupt")
+}
+
+// refuse asks DuckDB for the columns of every file, since it reads footers
+// with other eyes than we do: what it cannot read is listed in db.refused. It
+// says whether that is any more than before.
+func (db *DB) refuse(ctx context.Context) (more bool) {
+	columns := func(paths ...string) error {
+		// By name it reads all of the footers, else the first one only.
+		sql := "SELECT * FROM " + strings.TrimSuffix(readParquet(paths...), ")") + ", union_by_name = true) LIMIT 0"
+		rows, err := db.eng.query(ctx, sql)
+		if err != nil {
+			return err
+		}
+		return rows.Close()
+	}
+	for _, t := range tables {
+		var paths []string
+		for _, f := range db.tables[t.name] {
+			paths = append(paths, f.path)
+		}
+		if len(paths) == 0 || columns(paths...) == nil {
+			continue
+		}
+		for _, p := range paths {
+			if err := columns(p); err != nil && ctx.Err() == nil && !errors.Is(err, fs.ErrNotExist) {
+				db.refused[p] = "DuckDB cannot read its footer: " + err.Error()
+				more = true
+			}
+		}
+	}
+	return more
 }
 
 func (db *DB) filesOf(t table) []file {
