@@ -325,3 +325,22 @@ func BenchmarkCompact(b *testing.B) {
 		}
 	}
 }
+
+func TestACompactionWithoutItsStatesSaysWhatToDo(t *testing.T) {
+	d := mustCreate(t, t.TempDir())
+	defer d.Close()
+	run := testRun("r1", 16, schemas.BF16)
+	if err := d.AddRun(run); err != nil {
+		t.Fatal(err)
+	}
+	manyParts(t, d, run, 0, 1, 2, SinkConfig{}, map[string]sample{})
+	if err := os.Remove(partsOf(t, d, "states")[0]); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := d.CaptureSize("r1"); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "restore it, or remove") {
+		t.Errorf("measuring: %v", err)
+	}
+	if _, err := d.Compact(t.Context(), "r1", CompactConfig{}); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "restore that file") {
+		t.Errorf("got %v", err)
+	}
+}

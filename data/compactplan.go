@@ -2,7 +2,9 @@ package data
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 )
@@ -70,6 +72,10 @@ func (d *Dataset) CaptureSize(run string) (files int, bytes int64, err error) {
 		}
 		for _, path := range g.capturePaths(d.dir, run) {
 			info, err := os.Stat(path)
+			if errors.Is(err, fs.ErrNotExist) && exists(marker) {
+				return 0, 0, fmt.Errorf("measuring run %s: %w: %s is missing; restore it, or remove %s to capture its sequences again",
+					run, ErrDamaged, path, marker)
+			}
 			if err != nil {
 				return 0, 0, fmt.Errorf("measuring run %s: %w", run, err)
 			}

@@ -177,6 +177,9 @@ func (c Config) Validate() error {
 	if c.MaxBytes < 0 || c.SoftBytes < 0 || c.MaxAge < 0 || c.CommitBytes < 0 || c.CommitSequences < 0 {
 		bad("negative size")
 	}
+	if c.MaxAge > 0 && c.MaxAge < 100*time.Millisecond {
+		bad("an age limit (max-age) of %s, at least 100 ms is possible", c.MaxAge)
+	}
 	if c.CommitIdle < 0 || c.AckWait < 0 || c.ConnectTimeout < 0 || c.OutageTimeout < 0 {
 		bad("negative duration")
 	}
