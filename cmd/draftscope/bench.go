@@ -41,7 +41,7 @@ func cmdBench(ctx context.Context, args []string, out streams) error {
 	rounds := flags.Int("rounds", 3, "how often all is measured; medians are told")
 	dir := flags.String("dir", "", "`DIR` on the disk to measure; empty takes the system's folder for temporary files")
 	only := flags.String("only", "", "`STAGES` to measure, separated by commas: "+bench.StageNames())
-	stream := sizeFlag(160 << 20)
+	stream := sizeFlag(defaultStreamBytes)
 	flags.Var(&stream, "stream-bytes", "`SIZE` that a stream may take; it bounds the server's memory too")
 	asJSON := flags.Bool("json", false, "print the figures as JSON")
 	verbose := flags.Bool("verbose", false, "log what the parts say")

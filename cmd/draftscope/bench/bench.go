@@ -31,7 +31,7 @@ type Config struct {
 	// Only names the stages to measure; empty takes all. Limits are always
 	// measured, ratios only where both of their sides are.
 	Only []string
-	// StreamBytes is how much a stream holds: 160 MiB. The server keeps in
+	// StreamBytes is how much a stream holds: 128 MiB. The server keeps in
 	// memory what was written in the last ten seconds and not purged yet, so
 	// this bounds memory as well as disk.
 	StreamBytes int64
@@ -49,7 +49,7 @@ func (c Config) withDefaults() Config {
 		c.Rounds = 3
 	}
 	if c.StreamBytes == 0 {
-		c.StreamBytes = 160 << 20
+		c.StreamBytes = 128 << 20
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
