@@ -359,7 +359,7 @@ func (s *Source) score(w *work) error {
 			return out
 		}
 	}
-	bad, err := probe.Score(s.cfg.Target, w.tokens, final, i < 0)
+	bad, err := s.cfg.Target.Score(w.tokens, final, i < 0)
 	if bad != "" {
 		s.fault(w, "K1", bad)
 	}

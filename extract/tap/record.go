@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/apache/arrow/go/v17/arrow"
-	"github.com/draftscope/draftscope/extract/probe"
 	"github.com/draftscope/draftscope/schemas"
 )
 
@@ -37,7 +36,7 @@ func (s *Source) complete(q *sequence) (*finished, error) {
 	f.tokens = q.tokens(turn, role)
 	n := s.hello.Model.Layers
 	if i := slices.Index(s.cfg.States, n); i >= 0 && s.cfg.Target != nil {
-		bad, err := probe.Score(s.cfg.Target, f.tokens, func(lo, hi int) []float32 { return q.rowsOf(i, lo, hi, s.cfg.DType) }, false)
+		bad, err := s.cfg.Target.Score(f.tokens, func(lo, hi int) []float32 { return q.rowsOf(i, lo, hi, s.cfg.DType) }, false)
 		if err != nil {
 			return nil, fmt.Errorf("scoring sequence %s: %w", q.id, err)
 		}

@@ -119,7 +119,9 @@ func (j *job) complete(s *Source) (*finished, error) {
 		f.tokens[i] = schemas.Token{SeqID: j.ID, Pos: int32(i), TokenID: id, LossMask: j.mask[i], Turn: turn[i], Role: role[i]}
 	}
 	var err error
-	if f.fault, err = s.score(f.tokens, j.final); err != nil || f.fault != "" {
+	h := s.cfg.Model.cfg.Hidden
+	final := func(lo, hi int) []float32 { return j.final[lo*h : hi*h] }
+	if f.fault, err = s.cfg.Model.Score(f.tokens, final, false); err != nil || f.fault != "" {
 		return f, err
 	}
 	f.row = schemas.Sequence{

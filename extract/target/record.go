@@ -9,11 +9,11 @@ import (
 	"github.com/draftscope/draftscope/schemas"
 )
 
-// score fills in the target's argmax after every token and the log-probability
-// of the token that does follow. fault names a row whose logits are not
-// finite.
-func (s *Source) score(tokens []schemas.Token, final []float32) (fault string, err error) {
-	m := s.cfg.Model
+// Score fills in the target's argmax after every token and the log-probability
+// of the token that does follow. final gives rows of state n, or, with
+// normed, of what the final norm makes of it. bad names a row whose logits are
+// not finite.
+func (m *Model) Score(tokens []schemas.Token, final func(lo, hi int) []float32, normed bool) (bad string, err error) {
 	h := m.cfg.Hidden
 	for lo := 0; lo < len(tokens); lo += prefillRows {
 		hi := min(lo+prefillRows, len(tokens))
@@ -21,12 +21,13 @@ func (s *Source) score(tokens []schemas.Token, final []float32) (fault string, e
 		if err != nil {
 			return "", err
 		}
-		if err := m.dev.Upload(x, final[lo*h:hi*h]); err != nil {
+		if err := m.dev.Upload(x, final(lo, hi)); err != nil {
 			return "", err
 		}
-		normed, err := m.Normed(x)
-		if err != nil {
-			return "", err
+		if !normed {
+			if x, err = m.Normed(x); err != nil {
+				return "", err
+			}
 		}
 		labels := make([]int32, hi-lo)
 		for i := range labels {
@@ -35,7 +36,7 @@ func (s *Source) score(tokens []schemas.Token, final []float32) (fault string, e
 				labels[i] = tokens[lo+i+1].TokenID
 			}
 		}
-		res, err := m.dev.Head(cuda.HeadArgs{Hidden: normed, Weight: m.head, K: 1, Labels: labels})
+		res, err := m.dev.Head(cuda.HeadArgs{Hidden: x, Weight: m.head, K: 1, Labels: labels})
 		if err != nil {
 			return "", err
 		}
