@@ -143,22 +143,7 @@ func TestWhatLeftTheStreamIsMissingAndIsCapturedAgain(t *testing.T) {
 	url, dir := plainServer(t), t.TempDir()
 	mustRun(t, exitOK, capturing(url, "--limit", "4")...)
 	mustRun(t, exitOK, storing(url, filepath.Join(dir, "first"), "--once")...)
-	nc, err := nats.Connect(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	stream, err := js.Stream(t.Context(), "DS_r1_capture")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.Purge(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	purge(t, url, "DS_r1_capture")
 	second := filepath.Join(dir, "second")
 	got, errs := mustRun(t, exitPartial, storing(url, second, "--once")...)
 	if !strings.Contains(got, "0 sequences stored, 2 faults") || !strings.Contains(errs, "check=missing") || !strings.Contains(errs, "p0000") {
@@ -176,23 +161,8 @@ func TestWhatLeftTheStreamIsMissingAndIsCapturedAgain(t *testing.T) {
 func TestARunWhoseBeginningWasPurgedUnreadIsNotCalledWhole(t *testing.T) {
 	url, ds := plainServer(t), filepath.Join(t.TempDir(), "ds")
 	mustRun(t, exitOK, capturing(url, "--limit", "4", "--partitions", "1")...)
-	nc, err := nats.Connect(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	stream, err := js.Stream(t.Context(), "DS_r1_capture")
-	if err != nil {
-		t.Fatal(err)
-	}
 	// The second message is the first sequence's first.
-	if err := stream.Purge(t.Context(), jetstream.WithPurgeSequence(3)); err != nil {
-		t.Fatal(err)
-	}
+	purge(t, url, "DS_r1_capture", jetstream.WithPurgeSequence(3))
 	got, errs := mustRun(t, exitPartial, storing(url, ds, "--once")...)
 	if !strings.Contains(got, "3 sequences stored, 1 faults") || !strings.Contains(errs, "4 were published to partition 0 of the capture, 1 of them") {
 		t.Errorf("%s%s", got, errs)
@@ -203,22 +173,7 @@ func TestResultsThatWerePurgedUnreadAreMissing(t *testing.T) {
 	url, ds := plainServer(t), filepath.Join(t.TempDir(), "ds")
 	mustRun(t, exitOK, capturing(url, "--limit", "2", "--partitions", "1")...)
 	mustRun(t, exitOK, "draft", "--nats", url, "--run", "r1", "--budgets", "8", "--once", "--group", "g")
-	nc, err := nats.Connect(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	stream, err := js.Stream(t.Context(), pipeline.GroupStreamName("r1", "g", 0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.Purge(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	purge(t, url, pipeline.GroupStreamName("r1", "g", 0))
 	got, errs := mustRun(t, exitPartial, storing(url, ds, "--once")...)
 	if !strings.Contains(got, "2 sequences stored, 1 faults") || !strings.Contains(errs, "of the results of group g on partition 0 left their stream before they were read") {
 		t.Errorf("%s%s", got, errs)
@@ -259,5 +214,26 @@ func TestAStoreWhoseDatasetIsDeletedStopsAndAcknowledgesNothingMore(t *testing.T
 	}
 	if got, _ := mustRun(t, exitOK, storing(url, filepath.Join(dir, "other"), "--once")...); !strings.Contains(got, "5 sequences stored, 0 faults") {
 		t.Errorf("%s", got)
+	}
+}
+
+// purge takes messages out of a stream, read or not.
+func purge(t *testing.T, url, stream string, which ...jetstream.StreamPurgeOpt) {
+	t.Helper()
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := js.Stream(t.Context(), stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Purge(t.Context(), which...); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -24,12 +24,15 @@ import (
 // Opener opens the device under test, or skips or fails the test.
 type Opener func(t testing.TB) cuda.Device
 
+// part is the tests of one operation.
+type part struct {
+	name string
+	test func(*testing.T, *lab)
+}
+
 // Run runs the whole suite. Every operation gets a device of its own.
 func Run(t *testing.T, open Opener) {
-	for _, part := range []struct {
-		name string
-		test func(*testing.T, *lab)
-	}{
+	runParts(t, open, []part{
 		{"Memory", testMemory},
 		{"Gemm", testGemm},
 		{"RMSNorm", testRMSNorm},
@@ -40,15 +43,19 @@ func Run(t *testing.T, open Opener) {
 		{"Conv", testConv},
 		{"DeltaRule", testDeltaRule},
 		{"Head", testHead},
-	} {
-		t.Run(part.name, func(t *testing.T) {
+	})
+}
+
+func runParts(t *testing.T, open Opener, parts []part) {
+	for _, p := range parts {
+		t.Run(p.name, func(t *testing.T) {
 			d := open(t)
 			t.Cleanup(func() {
 				if err := d.Close(); err != nil {
 					t.Errorf("closing the device: %v", err)
 				}
 			})
-			part.test(t, &lab{d: d})
+			p.test(t, &lab{d: d})
 		})
 	}
 }

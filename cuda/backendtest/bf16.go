@@ -16,10 +16,7 @@ import (
 // costs, and by what the suite allows float32 sums. Row invariance holds to
 // the bit, as in float32.
 func RunBF16(t *testing.T, open Opener) {
-	for _, part := range []struct {
-		name string
-		test func(*testing.T, *lab)
-	}{
+	runParts(t, open, []part{
 		{"Gemm", testGemmBF16},
 		{"RMSNorm", testRMSNormBF16},
 		{"RoPE", testRoPEBF16},
@@ -29,17 +26,7 @@ func RunBF16(t *testing.T, open Opener) {
 		{"Conv", testConvBF16},
 		{"DeltaRule", testDeltaRuleBF16},
 		{"Head", testHeadBF16},
-	} {
-		t.Run(part.name, func(t *testing.T) {
-			d := open(t)
-			t.Cleanup(func() {
-				if err := d.Close(); err != nil {
-					t.Errorf("closing the device: %v", err)
-				}
-			})
-			part.test(t, &lab{d: d})
-		})
-	}
+	})
 }
 
 // halfULP is the largest relative error of rounding to bf16.
