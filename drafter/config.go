@@ -18,13 +18,16 @@ type Tap struct {
 // Spec is what a DFlash checkpoint's configuration says, with every flavour's
 // conventions converted to this package's.
 type Spec struct {
-	Hidden    int // H, the target's width
-	Inter     int // width of the MLP
-	Layers    int
-	Heads     int
-	KVHeads   int
-	HeadDim   int
-	Vocab     int
+	Hidden  int // H, the target's width
+	Inter   int // width of the MLP
+	Layers  int
+	Heads   int
+	KVHeads int
+	HeadDim int
+	Vocab   int
+	// DraftVocab is how many of the Vocab tokens can be drafted.
+	DraftVocab int
+
 	Eps       float32
 	Theta     float64
 	Rotary    int // leading dims of a head that are rotated
@@ -187,6 +190,7 @@ func (p *configParser) flat(c dflashJSON, n int) (Spec, error) {
 	}
 	p.taps(s.Taps)
 	s.Attention = p.attention(c.dims, s.Layers, Visibility{Causal: true}, causal)
+	s.DraftVocab = s.Vocab
 	return s, p.err
 }
 
@@ -195,9 +199,7 @@ func (p *configParser) speculators(c dflashJSON, n int) (Spec, error) {
 	block := defaultSpeculatorsBlock
 	s.BlockSize = p.int("block_size", first(c.BlockSize, &block), 2, maxBlock)
 	s.MaskToken = int32(p.int("mask_token_id", c.MaskToken, 0, s.Vocab-1))
-	if c.DraftVocab != nil && *c.DraftVocab != s.Vocab {
-		p.failf("draft_vocab_size is %d of %d: reduced draft vocabularies are not supported", *c.DraftVocab, s.Vocab)
-	}
+	s.DraftVocab = p.int("draft_vocab_size", first(c.DraftVocab, &s.Vocab), 1, s.Vocab)
 	if c.TargetHidden != nil && *c.TargetHidden != s.Hidden {
 		p.failf("target_hidden_size is %d, the drafter's hidden_size %d", *c.TargetHidden, s.Hidden)
 	}

@@ -169,7 +169,7 @@ func TestWrongConfigurationsAreRefusedByField(t *testing.T) {
 		{"biases", qwen36, map[string]any{"attention_bias": true}, "attention_bias"},
 		{"no width", qwen36, map[string]any{"hidden_size": 0}, "hidden_size is 0"},
 		{"a monstrous width", qwen36, map[string]any{"intermediate_size": 1 << 40}, "intermediate_size is"},
-		{"a reduced vocabulary", speculators, map[string]any{"draft_vocab_size": 32000}, "reduced draft vocabularies are not supported"},
+		{"more draft tokens than tokens", speculators, map[string]any{"draft_vocab_size": 1 << 30}, "draft_vocab_size is 1073741824, want 1 to"},
 		{"slot 0 predicts", speculators, map[string]any{"sample_from_anchor": true}, "sample_from_anchor"},
 		{"another target width", speculators, map[string]any{"target_hidden_size": 4096}, "target_hidden_size is 4096"},
 		{"a state that the target lacks", speculators, map[string]any{"aux_hidden_state_layer_ids": []int{2, 65}}, "names state 65, the target has states 0 to 64"},
@@ -234,6 +234,17 @@ func (c changed) Shape(name string) ([]int, bool) {
 	return c.Weights.Shape(name)
 }
 
+func (c changed) Ints(name string) ([]int64, error) {
+	if t, ok := c.set[name]; ok {
+		out := make([]int64, len(t.i))
+		for i, v := range t.i {
+			out[i] = int64(v)
+		}
+		return out, nil
+	}
+	return c.Weights.Ints(name)
+}
+
 func (c changed) Float32s(name string) ([]float32, error) {
 	if t, ok := c.set[name]; ok {
 		return t.f, nil
@@ -269,7 +280,7 @@ func TestWrongCheckpointsAreRefusedByName(t *testing.T) {
 		{"a vector for a matrix", nil, map[string]*tensor{"norm.weight": filled(0, 1, 256)}, drafter.ErrWeights, "norm.weight has shape [1 256], want [256]"},
 		{"Inf in a tensor", nil, map[string]*tensor{"norm.weight": nan}, drafter.ErrWeights, "norm.weight holds +Inf at value 7"},
 		{"fc of another number of taps", map[string]any{"dflash_config.target_layer_ids": []int{1, 3, 5}}, nil, drafter.ErrWeights, "fc.weight has 1024 inputs, which is 4 states of 256; the configuration names 3 ([2 4 6])"},
-		{"a reduced vocabulary", nil, map[string]*tensor{"d2t": filled(0, 4)}, drafter.ErrWeights, "d2t is there: reduced draft vocabularies are not supported"},
+		{"a map of another vocabulary", nil, map[string]*tensor{"d2t": filled(0, 4)}, drafter.ErrWeights, "d2t has shape [4], want [4096]"},
 		{"a name twice", nil, map[string]*tensor{"model.norm.weight": filled(1, 256)}, drafter.ErrWeights, "both"},
 		{"another vocabulary", map[string]any{"vocab_size": 5000}, nil, drafter.ErrConfig, "vocab_size is 5000, the target's 4096"},
 		{"another width", map[string]any{"hidden_size": 512}, nil, drafter.ErrConfig, "hidden_size is 512, the target's 256"},

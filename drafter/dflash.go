@@ -65,11 +65,6 @@ func openDFlash(o opening) (Model, error) {
 
 // load takes every tensor of the family.
 func (m *dflash) load(l *loader, targetLayers int) error {
-	for _, name := range []string{"t2d", "d2t"} {
-		if l.has(name) {
-			return fmt.Errorf("%w: %s is there: reduced draft vocabularies are not supported", ErrWeights, name)
-		}
-	}
 	h := m.spec.Hidden
 	if err := m.loadProjection(l, targetLayers); err != nil {
 		return err
@@ -142,6 +137,9 @@ func (m *dflash) loadProjection(l *loader, targetLayers int) error {
 
 // BlockSize implements [Model].
 func (m *dflash) BlockSize() int { return m.spec.BlockSize }
+
+// DraftVocab implements [Model].
+func (m *dflash) DraftVocab() int { return m.spec.DraftVocab }
 
 // Taps implements [Model].
 func (m *dflash) Taps() []Tap { return m.spec.Taps }

@@ -41,7 +41,8 @@ func (h Host) Validate() error {
 type Drafter struct {
 	Name string
 	Model
-	head    cuda.Tensor
+	head    cuda.Tensor // one row a draft token
+	vocab   vocabulary
 	ownHead bool // head differs from the target's
 	load    *loader
 }
@@ -91,8 +92,17 @@ const (
 )
 
 // loadHead takes the checkpoint's own head if it has one and it is not merely
-// a copy of the target's.
+// a copy of the target's, and the map of a reduced draft vocabulary.
 func (d *Drafter) loadHead(host Host) error {
+	var err error
+	if d.vocab, err = d.load.vocabulary(d.DraftVocab(), host.Vocab); err != nil {
+		return err
+	}
+	if d.vocab.reduced() {
+		d.ownHead = true
+		d.head, err = d.vocab.headOf(d.load, host)
+		return err
+	}
 	if !d.load.has(headName) {
 		return nil
 	}
@@ -106,7 +116,8 @@ func (d *Drafter) loadHead(host Host) error {
 }
 
 // OwnHead says that the drafter has a vocabulary head other than the
-// target's. Divergences from the target's distribution are then not computed.
+// target's, or one over fewer tokens. Divergences from the target's
+// distribution are then not computed.
 func (d *Drafter) OwnHead() bool { return d.ownHead }
 
 // Close gives the drafter's memory back.

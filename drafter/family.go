@@ -13,6 +13,9 @@ import (
 type Model interface {
 	// BlockSize is B: slot 0 carries the anchor, slots 1..B-1 are drafted.
 	BlockSize() int
+	// DraftVocab is how many tokens the drafter drafts among: the target's, or
+	// fewer.
+	DraftVocab() int
 	// Taps lists the states that the drafter reads, in the order in which
 	// [Context.Extend] takes them.
 	Taps() []Tap

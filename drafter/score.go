@@ -48,23 +48,26 @@ func (s *scorer) score(seq *sequence, l *lane, anchors []int32) error {
 		return err
 	}
 	labels := t.truths()
-	args := cuda.HeadArgs{Hidden: z, Weight: l.drafter.head, K: s.topK, Labels: labels}
+	vocab := l.drafter.vocab
+	k, topK := min(s.k, l.drafter.head.Rows), min(s.topK, l.drafter.head.Rows)
+	args := cuda.HeadArgs{Hidden: z, Weight: l.drafter.head, K: topK, Labels: vocab.labels(labels)}
 	if err := s.compare(&args, t); err != nil {
 		return err
 	}
 	if t.head, err = s.dev.Head(args); err != nil {
 		return fmt.Errorf("scoring %d anchors: %w", len(anchors), err)
 	}
-	if row := t.notFinite(s.topK, labels); row >= 0 {
+	if row := t.notFinite(topK, args.Labels); row >= 0 {
 		sl := t.slots[row]
 		l.fail(checkFinite, fmt.Sprintf("the draft at anchor %d, slot %d is not finite", sl.Anchor, sl.Slot))
 		return nil
 	}
-	t.fill(s.k, s.topK, labels, args.TargetRow)
+	vocab.toTarget(t.head.TopIDs)
+	t.fill(k, topK, labels, args)
 	l.slots = append(l.slots, t.slots...)
 	for i := range anchors {
-		l.drafts = append(l.drafts, t.draft(i, s.k, s.topK))
-		l.outcomes[anchors[i]] = t.outcomes(i, s.topK)
+		l.drafts = append(l.drafts, t.draft(i, k, topK))
+		l.outcomes[anchors[i]] = t.outcomes(i, topK)
 	}
 	return nil
 }
@@ -155,8 +158,9 @@ func (t *tile) notFinite(topK int, labels []int32) int {
 }
 
 // fill completes the rows of the table slots. Measures of unscored slots stay
-// NULL: neither a miss nor a 0.
-func (t *tile) fill(k, topK int, labels, targetRow []int32) {
+// NULL: neither a miss nor a 0. A label that the drafter has no token for is a
+// miss, and what needs its probability stays NULL: it has none.
+func (t *tile) fill(k, topK int, labels []int32, args cuda.HeadArgs) {
 	h := t.head
 	values := make([]struct {
 		hit  bool
@@ -171,13 +175,17 @@ func (t *tile) fill(k, topK int, labels, targetRow []int32) {
 			continue
 		}
 		v.hit = sl.DraftToken == labels[row]
+		sl.Hit = &v.hit
+		if args.Labels[row] < 0 {
+			continue
+		}
 		v.ce = h.LSE[row] - h.LabelLogit[row]
 		v.rank = h.LabelRank[row]
-		sl.Hit, sl.CE = &v.hit, &v.ce
+		sl.CE = &v.ce
 		if int(v.rank) < k {
 			sl.Rank = &v.rank
 		}
-		if targetRow == nil {
+		if args.TargetRow == nil {
 			continue
 		}
 		for _, loss := range []struct {

@@ -69,6 +69,8 @@ func (m madeUp) Names() []string {
 
 func (m madeUp) Shape(name string) ([]int, bool) { s, ok := m.shapes[name]; return s, ok }
 
+func (m madeUp) Ints(name string) ([]int64, error) { return nil, fmt.Errorf("no tensor %s", name) }
+
 func (m madeUp) Float32s(name string) ([]float32, error) {
 	n := 1
 	for _, d := range m.shapes[name] {

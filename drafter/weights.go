@@ -16,6 +16,8 @@ type Weights interface {
 	Shape(name string) (shape []int, ok bool)
 	// Float32s is a tensor's values, row-major.
 	Float32s(name string) ([]float32, error)
+	// Ints is a tensor of whole numbers or bits.
+	Ints(name string) ([]int64, error)
 }
 
 // loader takes tensors out of a checkpoint and remembers which, so that what

@@ -147,7 +147,7 @@ func newStudy(ctx context.Context, c Case) (*study, error) {
 		}
 		s.seqs = append(s.seqs, sub)
 	}
-	s.pickAnchors()
+	s.pickAnchors(s.Anchors)
 	return s, nil
 }
 
@@ -194,15 +194,17 @@ func (s *study) answers(final []float32, next []int32) (argmax []int32, logprob 
 	return res.TopIDs, logprob, nil
 }
 
-// pickAnchors spreads the variants' anchors evenly over all that there are.
-func (s *study) pickAnchors() {
+// pickAnchors spreads the variants' anchors, at most that many, evenly over
+// all that there are.
+func (s *study) pickAnchors(most int) {
 	n := 0
 	for _, q := range s.seqs {
 		n += len(drafter.Anchors(q.mask))
 	}
-	step := max(1, float64(n)/float64(s.Anchors))
+	step := max(1, float64(n)/float64(most))
 	next, at := 0.0, 0
 	for _, q := range s.seqs {
+		q.sample = nil
 		for _, a := range drafter.Anchors(q.mask) {
 			if float64(at) >= next {
 				q.sample = append(q.sample, a)

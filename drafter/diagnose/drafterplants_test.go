@@ -206,7 +206,7 @@ func TestTheGraphOfStoredDraftsIsNamed(t *testing.T) {
 		graph               func(*Graph)
 	}{
 		{"the mask in slot 0", "slot-0", "the mask token in slot 0", func(g *Graph) { g.MaskAnchor = true }},
-		{"the anchor in the context", "anchor-leak", "the anchor's own states", func(g *Graph) { g.Leak = true }},
+		{"the anchor in the context", "anchor-leak", "the anchor's own states", func(g *Graph) { g.Context = 1 }},
 		{"positions one too far", "rope-offset", "moved by +1", func(g *Graph) { g.Offset = 1 }},
 		{"positions one too early", "rope-offset", "moved by -1", func(g *Graph) { g.Offset = -1 }},
 		{"taps a token late", "tap-late", "late by a token", func(g *Graph) { g.Late = []int{1, 1, 1, 1} }},

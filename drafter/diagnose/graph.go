@@ -18,15 +18,21 @@ type Graph struct {
 	Rotary      int
 	Interleaved bool // RoPE turns neighbours (2i, 2i+1), not halves
 	Offset      int  // added to the positions of the block's rows
+	Relative    bool // the block's positions begin at 0, not at the anchor's
 	Attention   []drafter.Visibility
 	Tiled       bool // query head g reads kv head g mod kv, not g div (q/kv)
+	Block       int  // how many slots of a block see one another, slot 0 counted
+	MaskToken   int32
 	MaskAnchor  bool // slot 0 carries the mask token instead of the anchor's
-	Leak        bool // the context holds the anchor's own states
+	// Context is how many positions the context holds beyond those before the
+	// anchor: +1 is the anchor's own states, −1 lacks the last before it.
+	Context int
+	Across  bool // blocks of one sequence see one another
 }
 
 // Declared is the graph that a configuration asks for.
 func Declared(s drafter.Spec) Graph {
-	return Graph{Taps: s.Taps, Theta: s.Theta, Rotary: s.Rotary, Attention: s.Attention}
+	return Graph{Taps: s.Taps, Theta: s.Theta, Rotary: s.Rotary, Attention: s.Attention, Block: s.BlockSize, MaskToken: s.MaskToken}
 }
 
 // clone is a copy that shares nothing with g.

@@ -71,6 +71,9 @@ func (p *pass) run(rows tapRows) (cuda.Tensor, error) {
 	var keep []int32 // rows of the slots that are wanted
 	for i := range n {
 		a, j := p.anchors[i/b], i%b
+		if p.graph.Relative {
+			a = 0
+		}
 		pos[i], source[i], all[i] = a+int32(j+p.graph.Offset), int32(len(p.anchors)), int32(i)
 		if j == 0 && !p.graph.MaskAnchor {
 			source[i] = int32(i / b)
@@ -79,7 +82,7 @@ func (p *pass) run(rows tapRows) (cuda.Tensor, error) {
 			keep = append(keep, int32(i))
 		}
 	}
-	distinct := append(slices.Clip(p.tokens), p.spec.MaskToken)
+	distinct := append(slices.Clip(p.tokens), p.graph.MaskToken)
 	first := p.tensor("distinct", len(distinct), h)
 	p.gather(first, p.embedding, distinct)
 	x := p.tensor("x", n, h)
@@ -99,11 +102,7 @@ func (p *pass) run(rows tapRows) (cuda.Tensor, error) {
 
 // contextRows is how many positions the context needs.
 func (p *pass) contextRows() int {
-	known := int(p.anchors[len(p.anchors)-1])
-	if p.graph.Leak {
-		known++
-	}
-	return min(known, p.length)
+	return min(max(int(p.anchors[len(p.anchors)-1])+p.graph.Context, 1), p.length)
 }
 
 // context is c_t = RMSNorm(Wfc·[taps]) of positions 0..known-1.
@@ -181,10 +180,13 @@ func (p *pass) layer(hl headLayer, l plainLayer, rule drafter.Visibility, r laye
 	spans := make([]cuda.Span, len(r.want))
 	for i, row := range r.want {
 		block := int(row) / b
-		spans[i] = rule.Span(int(p.anchors[block]), int(row)%b, block*b, b)
-		if p.graph.Leak {
-			spans[i].CtxHi = min(spans[i].CtxHi+1, int32(r.ctxK.Rows))
+		s := rule.Span(int(p.anchors[block]), int(row)%b, block*b, b)
+		s.CtxHi = min(max(s.CtxHi+int32(p.graph.Context), s.CtxLo), int32(r.ctxK.Rows))
+		s.BlkHi = min(s.BlkHi, int32(block*b+p.graph.Block))
+		if p.graph.Across {
+			s.BlkLo, s.BlkHi = 0, int32(k.Rows)
 		}
+		spans[i] = s
 	}
 	mixed := p.tensor("mixed", asked.Rows, wide)
 	p.do(func() error {

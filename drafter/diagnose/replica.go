@@ -18,7 +18,9 @@ type replica struct {
 	host      drafter.Host
 	spec      drafter.Spec
 	embedding cuda.Tensor
-	head      cuda.Tensor
+	head      cuda.Tensor // one row a draft token
+	targets   []int32     // the target's token of each draft token; nil where they are the same
+	drafts    map[int32]int32
 	fc        cuda.Tensor // [H, taps*H]
 	ctxNorm   cuda.Tensor
 	norm      cuda.Tensor
@@ -99,8 +101,19 @@ func (r *replica) load(w drafter.Weights) error {
 	if _, own := t.names["embed_tokens.weight"]; own {
 		r.embedding = matrix("embed_tokens.weight", s.Vocab, h)
 	}
+	ids, err := drafter.ReadVocabulary(w, s.DraftVocab, s.Vocab)
+	errs = append(errs, err)
 	if _, own := t.names["lm_head.weight"]; own {
-		r.head = matrix("lm_head.weight", s.Vocab, h)
+		r.head = matrix("lm_head.weight", s.DraftVocab, h)
+	} else if ids != nil {
+		r.head = place(make([]float32, len(ids)*h), len(ids), h)
+		errs = append(errs, r.dev.GatherRows(r.head, r.host.Head, ids))
+	}
+	if r.targets = ids; ids != nil {
+		r.drafts = map[int32]int32{}
+		for d, id := range ids {
+			r.drafts[id] = int32(d)
+		}
 	}
 	for i := range s.Attention {
 		p := fmt.Sprintf("layers.%d.", i)
@@ -242,6 +255,10 @@ type blocks struct {
 	length  int // of the sequence
 }
 
+// undraftable is the rank of a label that the drafter has no token for: a miss
+// by any measure.
+const undraftable = math.MaxInt32
+
 // draft runs one pass under a graph and returns the most likely token of slot
 // k of block i at i*slots+k-1, and the ranks of labels, -1 for none.
 func (r *replica) draft(g Graph, rows tapRows, b blocks, labels []int32) (tokens, ranks []int32, err error) {
@@ -250,9 +267,28 @@ func (r *replica) draft(g Graph, rows tapRows, b blocks, labels []int32) (tokens
 	if err != nil {
 		return nil, nil, err
 	}
-	head, err := r.dev.Head(cuda.HeadArgs{Hidden: z, Weight: r.head, K: 1, Labels: labels})
+	own := labels
+	if r.targets != nil {
+		own = make([]int32, len(labels))
+		for i, id := range labels {
+			own[i] = -1
+			if d, ok := r.drafts[id]; ok {
+				own[i] = d
+			}
+		}
+	}
+	head, err := r.dev.Head(cuda.HeadArgs{Hidden: z, Weight: r.head, K: 1, Labels: own})
 	if err != nil {
 		return nil, nil, err
+	}
+	for i := range head.TopIDs {
+		if r.targets == nil {
+			break
+		}
+		head.TopIDs[i] = r.targets[head.TopIDs[i]]
+		if labels[i] >= 0 && own[i] < 0 {
+			head.LabelRank[i] = undraftable
+		}
 	}
 	return head.TopIDs, head.LabelRank, nil
 }

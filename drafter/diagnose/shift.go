@@ -135,6 +135,7 @@ func offsetWords(os []Offsets) string {
 const (
 	keyShift      = "label-shift"
 	keyFinalTap   = "final-state-tap"
+	keySource     = "label-source"
 	keyTraining   = "training"
 	keyParity     = "parity"
 	keyStored     = "stored-drafts"

@@ -16,7 +16,10 @@ type variant struct {
 
 // variants lists what is tried on a drafter. Every entry must be a different
 // computation than the declared one.
-func variants(spec drafter.Spec, targetLayers int, states []int) []variant {
+//
+// states are those that are known; specials are the tokens that could stand
+// for the mask.
+func variants(spec drafter.Spec, targetLayers int, states []int, specials []int32) []variant {
 	d := Declared(spec)
 	var out []variant
 	add := func(key, words string, change func(*Graph)) {
@@ -25,14 +28,24 @@ func variants(spec drafter.Spec, targetLayers int, states []int) []variant {
 		out = append(out, variant{key, words, g})
 	}
 	ropeVariants(spec, add)
-	for i := range d.Attention {
-		attentionVariants(i, d.Attention[i], add)
-	}
+	attentionVariants(d.Attention, add)
 	if spec.KVHeads > 1 && spec.Heads > spec.KVHeads {
 		add("gqa-order", "query head g on kv head g mod kv (tiled)", func(g *Graph) { g.Tiled = true })
 	}
 	add("slot-0", "the mask token in slot 0", func(g *Graph) { g.MaskAnchor = true })
-	add("anchor-leak", "the anchor's own states in the context", func(g *Graph) { g.Leak = true })
+	add("anchor-leak", "the anchor's own states in the context", func(g *Graph) { g.Context = 1 })
+	add("context-end", "the context ending a token before the anchor's predecessor", func(g *Graph) { g.Context = -1 })
+	add("across-blocks", "the blocks of other anchors visible", func(g *Graph) { g.Across = true })
+	for _, size := range []int{4, 8, 12} {
+		if size < spec.BlockSize {
+			add("block-size", fmt.Sprintf("blocks of %d", size), func(g *Graph) { g.Block = size })
+		}
+	}
+	for _, id := range specials {
+		if id != spec.MaskToken {
+			add("mask-token", fmt.Sprintf("mask token %d", id), func(g *Graph) { g.MaskToken = id })
+		}
+	}
 	tapVariants(d.Taps, targetLayers, states, add)
 	return out
 }
@@ -55,20 +68,46 @@ func ropeVariants(spec drafter.Spec, add adder) {
 	for _, by := range []int{-2, -1, 1, 2} {
 		add("rope-offset", fmt.Sprintf("the block's positions moved by %+d", by), func(g *Graph) { g.Offset = by })
 	}
+	add("rope-offset", "the block's positions counted from 0", func(g *Graph) { g.Relative = true })
 }
 
-func attentionVariants(i int, rule drafter.Visibility, add adder) {
+// attentionVariants changes one layer at a time, and all at once.
+func attentionVariants(rules []drafter.Visibility, add adder) {
 	words := map[bool]string{true: "causal", false: "bidirectional"}
-	add("causality", fmt.Sprintf("layer %d %s within the block", i, words[!rule.Causal]), func(g *Graph) { g.Attention[i].Causal = !rule.Causal })
-	for _, w := range []int{0, 8, 32, 128, 512, 2048} {
-		if w != rule.Window {
-			what := fmt.Sprintf("a window of %d in layer %d", w, i)
-			if w == 0 {
-				what = fmt.Sprintf("no window in layer %d", i)
+	windows := []int{0, 8, 32, 128, 512, 2048}
+	causal := func(g *Graph, i int) { g.Attention[i].Causal = !rules[i].Causal }
+	for i, rule := range rules {
+		add("causality", fmt.Sprintf("layer %d %s within the block", i, words[!rule.Causal]), func(g *Graph) { causal(g, i) })
+		for _, w := range windows {
+			if w != rule.Window {
+				add("window", windowWords(w)+fmt.Sprintf(" in layer %d", i), func(g *Graph) { g.Attention[i].Window = w })
 			}
-			add("window", what, func(g *Graph) { g.Attention[i].Window = w })
 		}
 	}
+	if len(rules) < 2 {
+		return
+	}
+	add("causality", "every layer the other way within the block", func(g *Graph) {
+		for i := range rules {
+			causal(g, i)
+		}
+	})
+	for _, w := range windows {
+		if slices.ContainsFunc(rules, func(r drafter.Visibility) bool { return r.Window != w }) {
+			add("window", windowWords(w)+" in every layer", func(g *Graph) {
+				for i := range rules {
+					g.Attention[i].Window = w
+				}
+			})
+		}
+	}
+}
+
+func windowWords(w int) string {
+	if w == 0 {
+		return "no window"
+	}
+	return fmt.Sprintf("a window of %d", w)
 }
 
 // tapVariants changes what fc reads, as far as the states are known.

@@ -9,6 +9,7 @@ package safetensors
 
 import (
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -208,6 +209,32 @@ func (c *Checkpoint) Float32s(name string) ([]float32, error) {
 	dst := make([]float32, len(raw)/info.DType.Size())
 	if err := floats(dst, raw, info.DType); err != nil {
 		return nil, fmt.Errorf("reading tensor %q of %s: %w", name, info.File, err)
+	}
+	return dst, nil
+}
+
+// Ints reads a tensor of whole numbers or bits: I64, I32, I8, U8 or BOOL.
+func (c *Checkpoint) Ints(name string) ([]int64, error) {
+	raw, err := c.Raw(name)
+	if err != nil {
+		return nil, err
+	}
+	info, _ := c.Info(name)
+	size := info.DType.Size()
+	dst := make([]int64, len(raw)/size)
+	for i := range dst {
+		switch at := raw[i*size:]; info.DType {
+		case "I64":
+			dst[i] = int64(binary.LittleEndian.Uint64(at))
+		case "I32":
+			dst[i] = int64(int32(binary.LittleEndian.Uint32(at)))
+		case "I8":
+			dst[i] = int64(int8(at[0]))
+		case "U8", "BOOL":
+			dst[i] = int64(at[0])
+		default:
+			return nil, fmt.Errorf("reading tensor %q of %s: %w: %s, want whole numbers", name, info.File, ErrDType, info.DType)
+		}
 	}
 	return dst, nil
 }
