@@ -24,7 +24,9 @@ const validateHelp = `usage: draftscope validate PATH [--target DIR] [--strict] 
 Checks a dataset, a drafter's folder, a safetensors file of captured states, or
 a folder of such files, and prints a line for each fault: file, sample, row,
 state, rule, value. Nothing is repaired. With --target a drafter is also opened
-for that target, and tokens are held against its vocabulary.
+for that target, tokens are held against its vocabulary, recorded answers
+against its head on the recorded final state (K5), and the size of each state
+against a few sequences that it runs again (K7).
 
 Exit status: 0 no fault, 4 some samples are faulty and others are not, 2 nothing
 in PATH can be used. Warnings count as faults with --strict.
@@ -196,8 +198,14 @@ func (j *job) validateRun(ctx context.Context, v *validation, ds *data.Dataset, 
 	}
 	defer func() { err = errors.Join(err, source.Close()) }()
 	vocab := 0
-	if j.model != nil {
+	var against *truth
+	switch {
+	case j.model == nil:
+	case r.Hidden != j.model.Config().Hidden || r.Layers != j.model.Config().Layers:
+		v.fault("run "+r.Name, "K6", "its target has %d layers of width %d, the one of --target %d of %d", r.Layers, r.Hidden, j.model.Config().Layers, j.model.Config().Hidden)
+	default:
 		vocab = j.model.Config().Vocab
+		against = newTruth(j)
 	}
 	open := diagnose.Sequence{States: map[int][]float32{}}
 	for {
@@ -218,7 +226,15 @@ func (j *job) validateRun(ctx context.Context, v *validation, ds *data.Dataset, 
 		}
 		v.Samples++
 		q := verify.Sequence{ID: id, Length: -1, Tokens: open.Tokens, States: open.States, Hidden: r.Hidden, Recorded: r.States, Layers: r.Layers, Vocab: vocab}
-		for _, f := range q.Check() {
+		faults := q.Check()
+		if against != nil && !slices.ContainsFunc(faults, func(f verify.Fault) bool { return f.Rule == "K3" || f.Rule == "K11" }) {
+			more, err := against.check(ctx, q)
+			if err != nil {
+				return fmt.Errorf("checking sequence %s against the target: %w", id, err)
+			}
+			faults = append(faults, more...)
+		}
+		for _, f := range faults {
 			f.File = "run " + r.Name
 			v.add(f)
 		}
