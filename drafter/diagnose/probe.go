@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"os"
 	"slices"
 	"strings"
 )
@@ -15,29 +14,47 @@ type hypothesis struct {
 	hypothesis string
 	// sentence is for a person, with %s for the better graph.
 	sentence string
+	// least is the relative gain from which on a variant counts; 0 is
+	// relevance.
+	least float64
+}
+
+// informs is the least gain of what tells the drafter more than an engine can,
+// or spares it what it does not need: that helps a drafter a little which was
+// never trained with it, and does more than this for one that was.
+const informs = 0.10
+
+// limit is the gain that matters to a family, of a level.
+func (h hypothesis) limit(level float64) float64 {
+	return max(relevance, h.least) * level
+}
+
+// hypothesisOf is the family of a key.
+func hypothesisOf(key string) hypothesis {
+	return hypotheses[slices.IndexFunc(hypotheses, func(h hypothesis) bool { return h.key == key })]
 }
 
 // hypotheses are the families in the order of the report.
 var hypotheses = []hypothesis{
-	{"rope-base", "the RoPE base is not the one it was trained with", "The drafter was trained with another RoPE base than its config.json says: it drafts better with %s. Correct rope_theta."},
-	{"rope-fraction", "the rotated fraction of a head is not the one it was trained with", "The drafter was trained with another partial_rotary_factor than its config.json says: it drafts better with %s."},
-	{"rope-layout", "RoPE pairs other dims than in training", "The weights expect the other RoPE layout: the drafter drafts better with %s. Convert q_proj, k_proj and their norms."},
-	{"rope-offset", "the block's positions are off", "The drafter was trained with other positions: it drafts better with %s."},
-	{"causality", "a layer's causality within the block is not as in training", "A layer's causality differs from training: the drafter drafts better with %s."},
-	{"window", "a layer's window is not as in training", "A layer's attention window differs from training: the drafter drafts better with %s."},
-	{"gqa-order", "query heads read other key-value heads than in training", "The heads were trained in the other GQA order: the drafter drafts better with %s."},
-	{"slot-0", "slot 0 was trained with the mask token, not the anchor's", "The drafter was trained with %s: it never learnt to read the anchor's token."},
-	{"anchor-leak", "the anchor's own states were in the context in training", "The drafter was trained with %s, which do not exist when it drafts in an engine. Exclude the anchor from the context (t < a) and train again."},
-	{"context-end", "the context ended before the last position that is known, in training", "The drafter was trained with %s; it lost nothing by it that a longer context would not give."},
-	{"across-blocks", "blocks of one sequence saw one another in training", "The drafter was trained with %s: anchors of later blocks show the tokens that earlier ones draft. Mask other blocks out and train again."},
-	{"block-size", "blocks were of another size in training", "The drafter was trained on other blocks: it drafts better with %s. Correct block_size."},
-	{"mask-token", "the mask token is not the one it was trained with", "The drafter was trained with another mask token: it drafts better with %s. Correct mask_token_id."},
-	{"state-number", "all taps read other states than in training", "The taps read other states than in training: the drafter drafts better with %s. Correct target_layer_ids (entry v is state v+1)."},
-	{"tap-state", "one tap reads another state than in training", "One tap reads another state than in training: the drafter drafts better with %s. Correct target_layer_ids (entry v is state v+1)."},
-	{"final-norm", "the final state is fed on the wrong side of the final norm", "The final state reaches the drafter on the wrong side of the target's final norm: it drafts better with %s."},
-	{"tap-order", "taps are in another order than in training", "The taps are in another order than in training: the drafter drafts better with %s."},
-	{"tap-use", "a tap does harm", "A tap does harm: the drafter drafts better with %s."},
-	{"tap-late", "taps are shifted by a token against training", "The taps were shifted by a token in training: the drafter drafts better with %s."},
+	{"rope-base", "the RoPE base is not the one it was trained with", "The drafter was trained with another RoPE base than its config.json says: it drafts better with %s. Correct rope_theta.", 0},
+	{"rope-fraction", "the rotated fraction of a head is not the one it was trained with", "The drafter was trained with another partial_rotary_factor than its config.json says: it drafts better with %s.", 0},
+	{"rope-layout", "RoPE pairs other dims than in training", "The weights expect the other RoPE layout: the drafter drafts better with %s. Convert q_proj, k_proj and their norms.", 0},
+	{"rope-offset", "the block's positions are off", "The drafter was trained with other positions: it drafts better with %s.", 0},
+	{"causality", "a layer's causality within the block is not as in training", "A layer's causality differs from training: the drafter drafts better with %s.", 0},
+	{"window", "a layer's window is not as in training", "A layer's attention window differs from training: the drafter drafts better with %s.", 0},
+	{"gqa-order", "query heads read other key-value heads than in training", "The heads were trained in the other GQA order: the drafter drafts better with %s.", 0},
+	{"slot-0", "slot 0 was trained with the mask token, not the anchor's", "The drafter was trained with %s: it never learnt to read the anchor's token.", 0},
+	{"anchor-leak", "the anchor's own states were in the context in training", "The drafter was trained with %s, which do not exist when it drafts in an engine. Exclude the anchor from the context (t < a) and train again.", informs},
+	{"context-end", "the context ended before the last position that is known, in training", "The drafter was trained with %s; it lost nothing by it that a longer context would not give.", 0},
+	{"across-blocks", "blocks of one sequence saw one another in training", "The drafter was trained with %s: anchors of later blocks show the tokens that earlier ones draft. Mask other blocks out and train again.", informs},
+	{"block-size", "blocks were of another size in training", "The drafter was trained on other blocks: it drafts better with %s. Correct block_size.", informs},
+	{"mask-token", "the mask token is not the one it was trained with", "The drafter was trained with another mask token: it drafts better with %s. Correct mask_token_id.", 0},
+	{"state-number", "all taps read other states than in training", "The taps read other states than in training: the drafter drafts better with %s. Correct target_layer_ids (entry v is state v+1).", 0},
+	{"tap-state", "one tap reads another state than in training", "One tap reads another state than in training: the drafter drafts better with %s. Correct target_layer_ids (entry v is state v+1).", 0},
+	{"final-norm", "the final state is fed on the wrong side of the final norm", "The final state reaches the drafter on the wrong side of the target's final norm: it drafts better with %s.", 0},
+	{"tap-order", "taps are in another order than in training", "The taps are in another order than in training: the drafter drafts better with %s.", 0},
+	{"tap-use", "a tap does harm", "A tap does harm: the drafter drafts better with %s.", 0},
+	{"tap-late", "taps are shifted by a token against training", "The taps were shifted by a token in training: the drafter drafts better with %s.", 0},
 }
 
 // trial is a variant and how it did.
@@ -92,13 +109,22 @@ func probeDrafter(ctx context.Context, s *study, r *Report) error {
 	if err := s.lookAgain(ctx, rep, trials); err != nil {
 		return err
 	}
-	debugTrials(trials)
 	best, explained, err := s.bestGraph(ctx, rep, trials)
 	if err != nil {
 		return err
 	}
+	hidden := s.unread(trials, best)
+	if hidden != nil { // it comes first, and explains what gains beside it
+		for _, key := range best {
+			explained[key] = true
+		}
+		best = []string{hidden.key}
+	}
 	for _, h := range hypotheses {
 		if f, ok := s.judge(h, trials, best, explained); ok {
+			if hidden != nil && h.key == hidden.key {
+				hidden.finding(s, &f)
+			}
 			r.Findings = append(r.Findings, f)
 		}
 	}
@@ -156,14 +182,15 @@ func (s *study) tried(v variant, declared, ms []measured) trial {
 const secondLook = 4
 
 // lookAgain tries at more anchors what may be better than the declared graph
-// by something that matters. It finds smaller faults for the price of a few
+// by something that matters, and what hides something and may cost nothing. It finds smaller faults for the price of a few
 // variants. The level stays that of all of them, so that looking again makes
 // no false alarm likelier.
 func (s *study) lookAgain(ctx context.Context, rep *replica, trials []trial) error {
 	graphs := []Graph{Declared(s.spec)}
 	var again []int
 	for i, t := range trials {
-		if t.p < 0.1 && t.gain.High > relevance*t.a && t.hits.gain.High > 0 {
+		better := t.p < 0.1 && t.gain.High > hypothesisOf(t.key).limit(t.a) && t.hits.gain.High > 0
+		if better || hides(t.key) && t.gain.High > -matters/2*t.a {
 			again = append(again, i)
 			graphs = append(graphs, t.graph)
 		}
@@ -206,7 +233,7 @@ func level(members int) float64 {
 // significant says that a variant is better than the declared graph, by more
 // than relevance, at the level of its family.
 func (t trial) significant(members map[string]int) bool {
-	return t.wide != nil && t.p < level(members[t.key]) && t.gain.Value > relevance*t.a && t.hits.gain.Value > 0
+	return t.wide != nil && t.p < level(members[t.key]) && t.gain.Value > hypothesisOf(t.key).limit(t.a) && t.hits.gain.Value > 0
 }
 
 // bestGraph follows the gains: the best significant variant, then whatever
@@ -328,7 +355,7 @@ func (s *study) judge(h hypothesis, trials []trial, best []string, explained map
 	f := Finding{Key: h.key, Subject: OfDrafter, Hypothesis: h.hypothesis, weight: top.gain.Value}
 	f.describe(s, top)
 	f.Control = control(own)
-	limit := relevance * top.a
+	limit := h.limit(top.a)
 	identical, open := 0, 0
 	for _, t := range own {
 		switch {
@@ -413,13 +440,4 @@ func capital(s string) string {
 		return s
 	}
 	return strings.ToUpper(s[:1]) + s[1:]
-}
-
-func debugTrials(trials []trial) {
-	if os.Getenv("DRAFTSCOPE_VERBOSE") == "" {
-		return
-	}
-	for _, t := range trials {
-		fmt.Printf("TRIAL %-14s %-60s hits %+.4f (%+.4f..%+.4f) rank %+.4f (%+.4f..%+.4f) p %.5f differ %d\n", t.key, t.words, t.hits.gain.Value, t.hits.gain.Low, t.hits.gain.High, t.gain.Value, t.gain.Low, t.gain.High, t.p, t.disagree)
-	}
 }

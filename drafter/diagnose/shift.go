@@ -66,6 +66,22 @@ func (s *study) bySlot(ms []measured, shift int) []float64 {
 	return out
 }
 
+// copied is how often a drafter whose labels are tokens that it is given must
+// hit them.
+const copied = 0.9
+
+// copies says that the first n slots give the anchor and the tokens before it,
+// which are the labels of a drafter whose labels were shifted by −n: it learns
+// at once to repeat them.
+func (s *study) copies(ms []measured, n int) bool {
+	for _, hits := range s.bySlot(ms, -n)[:n] {
+		if hits < copied {
+			return false
+		}
+	}
+	return true
+}
+
 // probeShift scans the offsets −2..+2 and notes the drafter's own.
 func (s *study) probeShift(r *Report, declared []measured) {
 	best, bestPair := 0, paired{}
@@ -88,6 +104,10 @@ func (s *study) probeShift(r *Report, declared []measured) {
 			bestPair = p
 		}
 	}
+	lag := best < 0 && !s.copies(declared, -best)
+	if lag {
+		best = 0
+	}
 	s.shift = best
 	f := Finding{Key: keyShift, Subject: OfDrafter, Hypothesis: "the drafter learnt shifted labels", Effect: &bestPair.gain, weight: 1 + math.Abs(bestPair.gain.Value)}
 	f.Measure = fmt.Sprintf("hits of slots 1–%d by offset: %s", declared[0].slots, offsetWords(r.Offsets))
@@ -98,6 +118,10 @@ func (s *study) probeShift(r *Report, declared []measured) {
 		f.Measure += fmt.Sprintf("; where the two labels differ, %.3f at 0 and %.3f at %+d (%s)", bestPair.a, bestPair.b, best, bestPair.gain.signed())
 		f.Sentence = fmt.Sprintf("The drafter learnt labels shifted by %s: slot k drafts the token at a+k%+d. Its slots hit %.0f %% of those and %.0f %% of the ones that count. The target's logits at position a+k−1, not a+k, are slot k's label.",
 			tokens(best), best, 100*s.pooled(r, best), 100*s.pooled(r, 0))
+	case lag:
+		f.Verdict = CannotTell
+		f.Needs = "the findings about its graph"
+		f.Sentence = "Its drafts lag behind, but not as labels that were shifted make them: a drafter of labels from before would repeat the anchor, which it is given. It misses something that it had in training."
 	case undecided:
 		f.Verdict = CannotTell
 		f.Needs = "more sequences, or a drafter that hits more"
