@@ -1,10 +1,12 @@
 // Package demo is the model that draftscope ships: a small Qwen3 target
-// trained on Go source, its tokenizer, 24 prompts, and three DFlash drafters
-// (good, early, shift), compressed into the program so that it works anywhere.
+// trained on Go source, its tokenizer, 24 prompts, three DFlash drafters (good,
+// early, shift), a fourth for the story of docs/case.md (shortcut), and the log
+// of their training, compressed into the program so that it works anywhere.
 //
 //	target/{config.json,model.safetensors,tokenizer.json}
-//	drafters/{good,early,shift}/{config.json,model.safetensors}
+//	drafters/{good,early,shift,shortcut}/{config.json,model.safetensors}
 //	prompts.jsonl
+//	train_log.jsonl
 package demo
 
 import (

@@ -39,6 +39,7 @@ usage: draftscope COMMAND [flags]
   inspect   say in plain words what a file or folder is
   delete    remove sequences from the streams of a run on a server
   compact   join a dataset's many small files into few large ones
+  demo      replay a story: which of four drafters is bad, and why
   doctor    say what works on this machine
   bench     measure the data plane beside this machine's limits
   version   print the version
@@ -83,7 +84,7 @@ func withCode(code int, err error) error {
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	commands := map[string]command{
 		"run": cmdRun, "capture": cmdCapture, "tap": cmdTap, "import": cmdImport, "export": cmdExport, "replay": cmdReplay, "serve": cmdServe, "draft": cmdDraft, "store": cmdStore, "report": cmdReport, "diagnose": cmdDiagnose, "validate": cmdValidate, "compare": cmdCompare,
-		"query": cmdQuery, "inspect": cmdInspect, "compact": cmdCompact, "delete": cmdDelete, "doctor": cmdDoctor, "bench": cmdBench, "version": cmdVersion,
+		"query": cmdQuery, "inspect": cmdInspect, "compact": cmdCompact, "delete": cmdDelete, "demo": cmdDemo, "doctor": cmdDoctor, "bench": cmdBench, "version": cmdVersion,
 	}
 	if len(args) == 0 {
 		fmt.Fprint(stderr, usage)

@@ -1,15 +1,13 @@
 // Package demotest holds what tests need beside the demo: the reference
 // implementation's results on the demo's model (golden states, drafts, losses,
-// speculative rounds), a fourth drafter, and a small hybrid target.
+// speculative rounds), and a small hybrid target.
 //
 //	sequences.jsonl                  104 prompts with the target's greedy continuation
 //	speculative_reference.jsonl      rounds of real speculative decoding
 //	ddtree_vectors.json              six trees, candidates in and nodes out
-//	train_log.jsonl                  loss and accuracy while the drafters trained
 //	golden/p0000..p0003.safetensors  states, drafts, labels, ce and kl
 //	golden/training_metrics.*        losses of random logits by the speculators project
 //	hybrid/                          a Qwen3.5 target and its states
-//	drafters/shortcut/               a drafter that reads the target's final state
 package demotest
 
 import (
