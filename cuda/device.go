@@ -95,8 +95,15 @@ type Span struct {
 	BlkLo, BlkHi int32
 }
 
+// KeyTile is how many keys a backend may sum at once, in tiles that begin at
+// multiples of it in CtxK. Keys that move to another place must move by a
+// multiple of KeyTile for a row's result to stay the same to the bit.
+const KeyTile = 64
+
 // AttentionArgs are the operands of [Device.Attention]. Query head g reads
-// key/value head g div (QHeads/KVHeads).
+// key/value head g div (QHeads/KVHeads). The context may hold the keys of many
+// sequences, each at a multiple of [KeyTile] rows, of which spans show a row
+// its own.
 type AttentionArgs struct {
 	Q          Tensor // [M, QHeads*HeadDim]
 	CtxK, CtxV Tensor // [S, KVHeads*HeadDim]; may be zero
