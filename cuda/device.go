@@ -195,6 +195,20 @@ type Device interface {
 	// Upload copies Rows*Cols values into dst, Download copies them out.
 	Upload(dst Tensor, src []float32) error
 	Download(dst []float32, src Tensor) error
+	// DType is how the device keeps values.
+	DType() DType
+	// Load is Upload of Rows*Cols values of any dtype, as files hold them.
+	Load(dst Tensor, src []byte, as DType) error
+	// Fetch starts a copy of src's rows, as they are now, to the host: each
+	// landing gets its rows one after the other. Values of the device's own
+	// dtype arrive bit by bit, others are converted, and rounded to nearest.
+	// The copy runs beside later calls; landings are left alone until
+	// [Flight.Wait] has returned.
+	Fetch(src Tensor, as DType, to []Landing) (Flight, error)
+	// HostAlloc takes n bytes of the host's memory that Fetch fills at the full
+	// rate. HostFree gives them back, from any goroutine.
+	HostAlloc(n int) ([]byte, error)
+	HostFree(b []byte)
 
 	// Gemm sets dst[M,N] = a[M,K] · w[N,K]ᵀ, or adds that to dst.
 	Gemm(dst, a, w Tensor, add bool) error
@@ -211,6 +225,9 @@ type Device interface {
 	GateMul(dst, gate, x Tensor, act Activation) error
 	// GatherRows sets dst's row i to src's row rows[i].
 	GatherRows(dst, src Tensor, rows []int32) error
+	// ScatterRows sets dst's row rows[i] to src's row i. No row is named twice,
+	// and dst shares no memory with src.
+	ScatterRows(dst, src Tensor, rows []int32) error
 	// Conv is the causal depthwise convolution with SiLU of hybrid.md §4.2:
 	// x [T, C], w [C, taps], history [taps-1, C] holds the rows before x,
 	// oldest first, and is updated to the last taps-1 rows. dst is not x.
@@ -221,6 +238,7 @@ type Device interface {
 	// row of logits at once; no full logits survive the call.
 	Head(args HeadArgs) (HeadResult, error)
 
-	// Close frees the device. Buffers must be closed before.
+	// Close frees the device. Buffers must be closed before, and host memory
+	// given back.
 	Close() error
 }
