@@ -14,8 +14,9 @@
 //
 // Grid: (tiles, key/value heads), 160 threads. Maps: queries in boxes of per x
 // 64, keys and values in boxes of 64 x 64, all with the 128-byte swizzle.
-// Arguments are 8 bytes each. A row that sees nothing gets zeros; a NaN or Inf
-// in a key or value reaches the rows that see it, and no others.
+// Arguments are 8 bytes each. A row that sees nothing gets zeros. A NaN or Inf in
+// a key or value reaches the rows that see it and no others: where a sum is NaN
+// at the end, the block begins again and looks into every tile that it masks.
 #include "fast_sm90.cuh"
 #include "fast_wgmma.cuh"
 
@@ -142,10 +143,13 @@ __device__ __forceinline__ void attention(const void* queries, const void* ctx_k
   if (base & 1023) __trap();
   const uint32_t tiles_at = base + kBoxes * kBox, bars = tiles_at + kTiles * kTile;
   const uint32_t full_q = bars, full_k = bars + 8, full_v = full_k + 8 * kTiles, empty = full_v + 8 * kTiles;
+  const uint32_t verdict = empty + 8 * kTiles;
+  volatile uint32_t* again = (uint32_t*)(raw + (verdict + 8 - base));
   const int2 mine = rows_of_tiles[gridDim.x - 1 - blockIdx.x];  // late rows see most: first
   const int row0 = mine.x, rows = mine.y, head = blockIdx.y;
   if (threadIdx.x == 0) {
     barrier_init(full_q, 1);
+    barrier_init(verdict, 128);
     for (int s = 0; s < kTiles; s++) {
       barrier_init(full_k + 8 * s, 1);
       barrier_init(full_v + 8 * s, 1);
@@ -167,17 +171,21 @@ __device__ __forceinline__ void attention(const void* queries, const void* ctx_k
       if (ctx_tiles > 0) map_acquire(ctx_keys), map_acquire(ctx_values);
       if (tiles > ctx_tiles) map_acquire(blk_keys), map_acquire(blk_values);
       int s = 0, phase = 1;
-      for (int i = 0; i < tiles; i++) {
-        const bool ctx = i < ctx_tiles;
-        const int key = ctx ? reach.ctx_lo + 64 * i : reach.blk_lo + 64 * (i - ctx_tiles);
-        const void *k = ctx ? ctx_keys : blk_keys, *v = ctx ? ctx_values : blk_values;
-        const uint32_t at = tiles_at + s * kTile;
-        barrier_wait(empty + 8 * s, phase);
-        barrier_expect(full_k + 8 * s, kBoxes * kBox);
-        for (int b = 0; b < kBoxes; b++) copy_box(at + b * kBox, k, head * kDim + b * 64, key, full_k + 8 * s);
-        barrier_expect(full_v + 8 * s, kBoxes * kBox);
-        for (int b = 0; b < kBoxes; b++) copy_box(at + (kBoxes + b) * kBox, v, head * kDim + b * 64, key, full_v + 8 * s);
-        if (++s == kTiles) s = 0, phase ^= 1;
+      for (int pass = 0;; pass++) {
+        for (int i = 0; i < tiles; i++) {
+          const bool ctx = i < ctx_tiles;
+          const int key = ctx ? reach.ctx_lo + 64 * i : reach.blk_lo + 64 * (i - ctx_tiles);
+          const void *k = ctx ? ctx_keys : blk_keys, *v = ctx ? ctx_values : blk_values;
+          const uint32_t at = tiles_at + s * kTile;
+          barrier_wait(empty + 8 * s, phase);
+          barrier_expect(full_k + 8 * s, kBoxes * kBox);
+          for (int b = 0; b < kBoxes; b++) copy_box(at + b * kBox, k, head * kDim + b * 64, key, full_k + 8 * s);
+          barrier_expect(full_v + 8 * s, kBoxes * kBox);
+          for (int b = 0; b < kBoxes; b++) copy_box(at + (kBoxes + b) * kBox, v, head * kDim + b * 64, key, full_v + 8 * s);
+          if (++s == kTiles) s = 0, phase ^= 1;
+        }
+        barrier_wait(verdict, pass & 1);
+        if (!*again) break;
       }
     }
     return;
@@ -193,11 +201,8 @@ __device__ __forceinline__ void attention(const void* queries, const void* ctx_k
     span[h] = row[h] < rows && slot[h] < group ? spans[row0 + row[h]] : make_int4(0, 0, 0, 0);
   }
   const float by = scale * 1.4426950408889634f;  // scores in bits
-  float sums[halves][64], largest[2] = {-INFINITY, -INFINITY}, total[2] = {0, 0};
-#pragma unroll
-  for (int n = 0; n < halves; n++)
-#pragma unroll
-    for (int i = 0; i < 64; i++) sums[n][i] = 0;
+  float sums[halves][64], largest[2], total[2];
+  bool masks = false, careful = false;
 
   float s[32];
   // scores starts the product of the queries with the keys of a tile, which
@@ -220,6 +225,7 @@ __device__ __forceinline__ void attention(const void* queries, const void* ctx_k
     const int key = ctx ? reach.ctx_lo + 64 * i : reach.blk_lo + 64 * (i - ctx_tiles);
     const bool cut = ctx ? key < reach.ctx_from || key + 64 > reach.ctx_to : key < reach.blk_from || key + 64 > reach.blk_to;
     int lo[2], hi[2];
+    masks |= cut;
     if (cut) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
@@ -256,7 +262,7 @@ __device__ __forceinline__ void attention(const void* queries, const void* ctx_k
     }
     const uint32_t values = tiles_at + at * kTile + kBoxes * kBox;
     barrier_wait(full_v + 8 * at, turn & 1);
-    if (cut) isolate<halves>(values, lo, hi, sums);
+    if (careful && cut) isolate<halves>(values, lo, hi, sums);
     wgmma_begin();
 #pragma unroll
     for (int k = 0; k < 4; k++)
@@ -267,26 +273,43 @@ __device__ __forceinline__ void attention(const void* queries, const void* ctx_k
   };
 
   barrier_wait(full_q, 0);
-  if (tiles > 0) {
-    int at = 0, turn = 0;
-    scores(0, 0);
-    wgmma_wait<0>();
-    held(s);
-    for (int i = 0; i + 1 < tiles; i++) {
-      attend(i, at, turn);
-      const int was = at;
-      if (++at == kTiles) at = 0, turn++;
+  int at = 0, turn = 0;
+  for (bool redo = true; redo; careful = true) {
+#pragma unroll
+    for (int n = 0; n < halves; n++)
+#pragma unroll
+      for (int i = 0; i < 64; i++) sums[n][i] = 0;
+    largest[0] = largest[1] = -INFINITY, total[0] = total[1] = 0;
+    if (tiles > 0) {
       scores(at, turn);
       wgmma_wait<0>();
       held(s);
+      for (int i = 0; i + 1 < tiles; i++) {
+        attend(i, at, turn);
+        const int was = at;
+        if (++at == kTiles) at = 0, turn++;
+        scores(at, turn);
+        wgmma_wait<0>();
+        held(s);
+#pragma unroll
+        for (int n = 0; n < halves; n++) held(sums[n]);
+        barrier_arrive(empty + 8 * was);
+      }
+      attend(tiles - 1, at, turn);
+      wgmma_wait<0>();
 #pragma unroll
       for (int n = 0; n < halves; n++) held(sums[n]);
-      barrier_arrive(empty + 8 * was);
+      barrier_arrive(empty + 8 * at);
+      if (++at == kTiles) at = 0, turn++;
     }
-    attend(tiles - 1, at, turn);
-    wgmma_wait<0>();
+    bool bad = false;
 #pragma unroll
-    for (int n = 0; n < halves; n++) held(sums[n]);
+    for (int n = 0; n < halves; n++)
+#pragma unroll
+      for (int i = 0; i < 64; i++) bad |= sums[n][i] != sums[n][i] && row[i / 2 % 2] < rows && slot[i / 2 % 2] < group;
+    redo = masks && !careful && any_of(bad);
+    if (threadIdx.x == 0) *again = redo;
+    barrier_arrive(verdict);
   }
 #pragma unroll
   for (int h = 0; h < 2; h++) {

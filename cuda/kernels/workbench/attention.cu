@@ -50,7 +50,7 @@ struct Problem {
   Problem(long rows, long ctx, long blk, const std::vector<int4>& s)
       : rows(rows), ctx(ctx), blk(blk), q(rows * kQ * kDim), ck(ctx * kKV * kDim), cv(ctx * kKV * kDim), bk(blk * kKV * kDim),
         bv(blk * kKV * kDim), out(rows * kQ * kDim), spans(s), tiles(cut(rows)), qm(q, rows, kQ * kDim, kQ * kDim, 16), ckm(ck, ctx, kKV * kDim, kKV * kDim),
-        cvm(cv, ctx, kKV * kDim, kKV * kDim), bkm(bk, blk, kKV * kDim, kKV * kDim), bvm(bv, blk, kKV * kDim, kKV * kDim) {
+        cvm(cv, ctx, kKV * kDim, kKV * kDim), bkm(bk, std::max(blk, 1l), kKV * kDim, kKV * kDim), bvm(bv, std::max(blk, 1l), kKV * kDim, kKV * kDim) {
     normal(q, q.n, 1.5f, 1), normal(ck, ck.n, 1, 2), normal(cv, cv.n, 1, 3), normal(bk, bk.n, 1, 4), normal(bv, bv.n, 1, 5);
     CHECK(cudaFuncSetAttribute(fast_attention_128, cudaFuncAttributeMaxDynamicSharedMemorySize, kAttentionShared128));
   }
