@@ -38,6 +38,7 @@ func Run(t *testing.T, open Opener) {
 		{"Gemm", testGemm},
 		{"RMSNorm", testRMSNorm},
 		{"RoPE", testRoPE},
+		{"NormRoPE", testNormRoPE},
 		{"Attention", testAttention},
 		{"GateMul", testGateMul},
 		{"GatherRows", testGather},

@@ -21,6 +21,7 @@ func RunBF16(t *testing.T, open Opener) {
 		{"Gemm", testGemmBF16},
 		{"RMSNorm", testRMSNormBF16},
 		{"RoPE", testRoPEBF16},
+		{"NormRoPE", testNormRoPEBF16},
 		{"Attention", testAttentionBF16},
 		{"GateMul", testGateMulBF16},
 		{"GatherRows", testGatherBF16},
