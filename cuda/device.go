@@ -202,6 +202,11 @@ type Device interface {
 	Name() string
 	// New allocates n zeroed float32 values.
 	New(n int) (Buffer, error)
+	// Grow gives a buffer of n values which begins with those of buf, and zeros
+	// after them; use it in place of buf, as with append. A nil buf is an empty
+	// one, and one that is long enough already comes back as it is. Growing by
+	// little often is cheap. On an error buf is as it was.
+	Grow(buf Buffer, n int) (Buffer, error)
 	// Upload copies Rows*Cols values into dst, Download copies them out.
 	Upload(dst Tensor, src []float32) error
 	Download(dst []float32, src Tensor) error

@@ -15,8 +15,7 @@ const extendRows = 4096
 type dflashContext struct {
 	model *dflash
 	rows  int
-	cap   int
-	kv    []cuda.Buffer // one a layer, K beside V: [cap, 2 * kv heads * head dim]
+	kv    []cuda.Buffer // one a layer, K beside V: [rows, 2 * kv heads * head dim]
 }
 
 // NewContext implements [Model].
@@ -35,7 +34,7 @@ func (c *dflashContext) Close() {
 		}
 		c.kv[i] = nil
 	}
-	c.rows, c.cap = 0, 0
+	c.rows = 0
 }
 
 // layer views positions lo..hi-1 of layer i's keys and values.
@@ -44,7 +43,7 @@ func (c *dflashContext) layer(i, lo, hi int) (k, v cuda.Tensor) {
 		return cuda.Tensor{}, cuda.Tensor{}
 	}
 	width := c.model.spec.KVHeads * c.model.spec.HeadDim
-	both := cuda.Matrix(c.kv[i], c.cap, 2*width).RowRange(lo, hi)
+	both := cuda.Matrix(c.kv[i], hi, 2*width).RowRange(lo, hi)
 	return both.ColRange(0, width), both.ColRange(width, 2*width)
 }
 
@@ -120,43 +119,14 @@ func (m *dflash) beside(o *ops, taps []cuda.Tensor, lo, hi int) cuda.Tensor {
 	return all
 }
 
-// grow makes room for rows positions, at least doubling what there was.
+// grow makes room for rows positions.
 func (c *dflashContext) grow(rows int) error {
-	if rows <= c.cap {
-		return nil
-	}
-	m := c.model
-	room := max(rows, 2*c.cap, 64)
-	width := 2 * m.spec.KVHeads * m.spec.HeadDim
-	for i, old := range c.kv {
-		grown, err := regrow(m.dev, old, c.rows, room, width)
+	for i, b := range c.kv {
+		grown, err := c.model.dev.Grow(b, rows*2*c.model.spec.KVHeads*c.model.spec.HeadDim)
 		if err != nil {
 			return err
 		}
 		c.kv[i] = grown
 	}
-	c.cap = room
 	return nil
-}
-
-// regrow moves the first rows of old, which may be nil, to a new buffer of
-// room rows and closes old. On an error old is untouched.
-func regrow(dev cuda.Device, old cuda.Buffer, rows, room, width int) (cuda.Buffer, error) {
-	grown, err := dev.New(room * width)
-	if err != nil {
-		return nil, err
-	}
-	if old == nil {
-		return grown, nil
-	}
-	same := make([]int32, rows)
-	for i := range same {
-		same[i] = int32(i)
-	}
-	if err := dev.GatherRows(cuda.Matrix(grown, rows, width), cuda.Matrix(old, rows, width), same); err != nil {
-		grown.Close()
-		return nil, err
-	}
-	old.Close()
-	return grown, nil
 }

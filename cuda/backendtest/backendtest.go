@@ -34,6 +34,7 @@ type part struct {
 func Run(t *testing.T, open Opener) {
 	runParts(t, open, []part{
 		{"Memory", testMemory},
+		{"Grow", testGrow},
 		{"Gemm", testGemm},
 		{"RMSNorm", testRMSNorm},
 		{"RoPE", testRoPE},

@@ -17,6 +17,7 @@ import (
 // the bit, as in float32.
 func RunBF16(t *testing.T, open Opener) {
 	runParts(t, open, []part{
+		{"Grow", testGrow},
 		{"Gemm", testGemmBF16},
 		{"Gemm of large weights", testGemmOfLargeWeights},
 		{"RMSNorm", testRMSNormBF16},
