@@ -3,8 +3,8 @@
 package gpu
 
 import (
-	"encoding/binary"
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"iter"
 	"math"

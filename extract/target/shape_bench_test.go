@@ -129,8 +129,9 @@ func BenchmarkQwen3Of8B(b *testing.B) {
 	defer func() { must(b, dev.Close()) }()
 	b.Log(dev.Name())
 	weights := newMadeUp(s)
+	clock := &clocked{Device: dev, took: map[string]time.Duration{}}
 	start := time.Now()
-	m, err := target.OpenWeights(s.config(), weights, dev)
+	m, err := target.OpenWeights(s.config(), weights, clock)
 	must(b, err)
 	defer func() { must(b, m.Close()) }()
 	bytes := 0
@@ -162,6 +163,9 @@ func BenchmarkQwen3Of8B(b *testing.B) {
 		w.compare()
 	}
 	w.source()
+	clock.on = true
+	w.prefill(false)
+	clock.print(b)
 }
 
 func must(tb testing.TB, err error) {
@@ -348,4 +352,61 @@ func (w *work) source() {
 	}
 	took := time.Since(start).Seconds()
 	w.b.Logf("whole capture of %d sequences, scored, as records: %.0f tokens/s", len(cfg.Inputs), float64(len(cfg.Inputs)*w.s.prompt)/took)
+}
+
+// clocked times every operation by itself, where it is on.
+type clocked struct {
+	cuda.Device
+	on   bool
+	took map[string]time.Duration
+	at   cuda.Buffer
+}
+
+func (c *clocked) time(name string, run func() error) error {
+	if !c.on {
+		return run()
+	}
+	if c.at == nil {
+		c.at, _ = c.New(1)
+	}
+	wait := func() error { return c.Download(make([]float32, 1), cuda.Matrix(c.at, 1, 1)) }
+	if err := wait(); err != nil {
+		return err
+	}
+	start := time.Now()
+	err := errors.Join(run(), wait())
+	c.took[name] += time.Since(start)
+	return err
+}
+
+func (c *clocked) print(b *testing.B) {
+	c.on = false
+	c.at.Close()
+	for name, t := range c.took {
+		b.Logf("alone: %-40s %7.2f ms a prefill", name, float64(t)/2e6)
+	}
+}
+
+func (c *clocked) Gemm(dst, a, w cuda.Tensor, add bool) error {
+	return c.time(fmt.Sprintf("Gemm by %d x %d", w.Rows, w.Cols), func() error { return c.Device.Gemm(dst, a, w, add) })
+}
+
+func (c *clocked) RMSNorm(dst, x, w cuda.Tensor, eps, gain float32) error {
+	return c.time("RMSNorm", func() error { return c.Device.RMSNorm(dst, x, w, eps, gain) })
+}
+
+func (c *clocked) NormRoPE(dst cuda.Tensor, args cuda.NormRoPEArgs) error {
+	return c.time("NormRoPE", func() error { return c.Device.NormRoPE(dst, args) })
+}
+
+func (c *clocked) Attention(dst cuda.Tensor, args cuda.AttentionArgs) error {
+	return c.time("Attention", func() error { return c.Device.Attention(dst, args) })
+}
+
+func (c *clocked) GateMul(dst, gate, x cuda.Tensor, act cuda.Activation) error {
+	return c.time("GateMul", func() error { return c.Device.GateMul(dst, gate, x, act) })
+}
+
+func (c *clocked) ScatterRows(dst, src cuda.Tensor, rows []int32) error {
+	return c.time("ScatterRows", func() error { return c.Device.ScatterRows(dst, src, rows) })
 }
