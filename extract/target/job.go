@@ -33,7 +33,8 @@ type hostMemory struct{ dev cuda.Device }
 
 // Free implements [memory.Allocator]. The rest of it is never asked for: the
 // buffers do not grow.
-func (h hostMemory) Free(b []byte)                 { h.dev.HostFree(b) }
+func (h hostMemory) Free(b []byte) { h.dev.HostFree(b) }
+
 func (h hostMemory) Allocate(int) []byte           { panic("target: host memory is taken from the device") }
 func (h hostMemory) Reallocate(int, []byte) []byte { panic("target: host memory does not grow") }
 

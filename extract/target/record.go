@@ -10,6 +10,10 @@ import (
 	"github.com/draftscope/draftscope/schemas"
 )
 
+// scoreRows is how many rows are scored at once: few would read the head's
+// weights often.
+const scoreRows = 2048
+
 // Score fills in the target's argmax after every token and the log-probability
 // of the token that does follow. final gives rows of state n, or, with
 // normed, of what the final norm makes of it. bad names a row whose logits are
@@ -21,8 +25,8 @@ func (m *Model) Score(tokens []schemas.Token, final func(lo, hi int) []float32, 
 // score is Score of rows lo..hi-1 that final brings to x.
 func (m *Model) score(tokens []schemas.Token, final func(x cuda.Tensor, lo, hi int) error, normed bool) (bad string, err error) {
 	h := m.cfg.Hidden
-	for lo := 0; lo < len(tokens); lo += prefillRows {
-		hi := min(lo+prefillRows, len(tokens))
+	for lo := 0; lo < len(tokens); lo += scoreRows {
+		hi := min(lo+scoreRows, len(tokens))
 		x, err := m.work("scored", hi-lo, h)
 		if err != nil {
 			return "", err
