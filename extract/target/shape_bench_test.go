@@ -163,7 +163,8 @@ func BenchmarkQwen3Of8B(b *testing.B) {
 	for range b.N {
 		w.compare()
 	}
-	w.source()
+	w.source("the first, which pins the host's memory")
+	w.source("one more")
 	clock.on = true
 	w.prefill(false)
 	clock.print(b)
@@ -339,7 +340,7 @@ func (w *work) compare() {
 
 // source is a whole capture of given sequences, with the target's own next
 // tokens scored and the records built.
-func (w *work) source() {
+func (w *work) source(which string) {
 	cfg := target.SourceConfig{Model: w.m, Run: "bench", States: w.s.taps(), DType: schemas.BF16, Batch: w.s.batch}
 	for i := range 3 * w.s.batch {
 		cfg.Inputs = append(cfg.Inputs, target.Input{ID: fmt.Sprint("s", i), IDs: w.prompts[i%w.s.batch], PromptLen: w.s.prompt / 2})
@@ -357,7 +358,7 @@ func (w *work) source() {
 		rec.Release()
 	}
 	took := time.Since(start).Seconds()
-	w.b.Logf("whole capture of %d sequences, scored, as records: %.0f tokens/s", len(cfg.Inputs), float64(len(cfg.Inputs)*w.s.prompt)/took)
+	w.b.Logf("whole capture of %d sequences, scored, as records, %s: %.0f tokens/s", len(cfg.Inputs), which, float64(len(cfg.Inputs)*w.s.prompt)/took)
 }
 
 // clocked times every operation by itself, where it is on.
