@@ -204,7 +204,7 @@ func (s *Stage) sequence(id string) (*sequence, error) {
 		q.lanes = append(q.lanes, &lane{
 			drafter: d, context: context,
 			methods:  Methods(d.BlockSize(), s.cfg.Budgets),
-			outcomes: map[int32][]Outcome{},
+			outcomes: map[int32][]cuda.Outcome{},
 		})
 	}
 	s.seqs[id] = q

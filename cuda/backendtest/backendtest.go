@@ -45,6 +45,7 @@ func Run(t *testing.T, open Opener) {
 		{"Conv", testConv},
 		{"DeltaRule", testDeltaRule},
 		{"Head", testHead},
+		{"Trees", testTrees},
 	})
 }
 
