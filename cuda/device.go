@@ -248,6 +248,8 @@ type Device interface {
 	// rounded to float64 at each step; equal ones go by the lexicographically
 	// smaller tuple of ranks, a prefix before its extensions.
 	Trees(args TreeArgs) (TreeResult, error)
+	// Similarity compares each row of a with that of b, in one pass.
+	Similarity(a, b Tensor) ([]Similarity, error)
 
 	// Close frees the device. Buffers must be closed before.
 	Close() error

@@ -46,6 +46,7 @@ func Run(t *testing.T, open Opener) {
 		{"DeltaRule", testDeltaRule},
 		{"Head", testHead},
 		{"Trees", testTrees},
+		{"Similarity", testSimilarity},
 	})
 }
 

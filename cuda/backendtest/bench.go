@@ -14,7 +14,7 @@ func Bench(b *testing.B, open Opener) {
 	for _, part := range []struct {
 		name  string
 		bench func(*testing.B, *lab)
-	}{{"Gemm", benchGemm}, {"Head", benchHead}, {"Attention", benchAttention}, {"DeltaRule", benchDelta}, {"Trees", benchTrees}} {
+	}{{"Gemm", benchGemm}, {"Head", benchHead}, {"Attention", benchAttention}, {"DeltaRule", benchDelta}, {"Trees", benchTrees}, {"Similarity", benchSimilarity}} {
 		b.Run(part.name, func(b *testing.B) {
 			d := open(b)
 			b.Cleanup(func() {
