@@ -250,6 +250,10 @@ type Device interface {
 	Trees(args TreeArgs) (TreeResult, error)
 	// Similarity compares each row of a with that of b, in one pass.
 	Similarity(a, b Tensor) ([]Similarity, error)
+	// Limits measures what the device reaches at its best, in products of its
+	// own type and in copies. It takes a moment and some memory: ask once, before
+	// the work begins.
+	Limits() (Limits, error)
 
 	// Close frees the device. Buffers must be closed before.
 	Close() error

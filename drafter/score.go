@@ -36,29 +36,31 @@ type tile struct {
 // score drafts blocks at anchors, which are ascending, and adds their rows and
 // outcomes to the lane. Every token before anchor+B that the sequence will
 // ever have must be there already. A draft that is not finite is a fault of
-// the lane.
-func (s *scorer) score(seq *sequence, l *lane, anchors []int32) error {
+// the lane. It gives back what the head could not do without.
+func (s *scorer) score(seq *sequence, l *lane, anchors []int32) (cuda.Work, error) {
 	t := &tile{seq: seq, lane: l, anchors: anchors, b: l.drafter.BlockSize()}
 	tokens := make([]int32, len(anchors))
 	for i, a := range anchors {
 		tokens[i] = seq.tokens[a]
 	}
+	var work cuda.Work
 	z, err := l.context.Draft(anchors, tokens)
 	if err != nil {
-		return err
+		return work, err
 	}
 	labels := t.truths()
 	args := cuda.HeadArgs{Hidden: z, Weight: l.drafter.head, K: s.topK, Labels: labels}
 	if err := s.compare(&args, t); err != nil {
-		return err
+		return work, err
 	}
 	if t.head, err = s.dev.Head(args); err != nil {
-		return fmt.Errorf("scoring %d anchors: %w", len(anchors), err)
+		return work, fmt.Errorf("scoring %d anchors: %w", len(anchors), err)
 	}
+	work = headWork(z.Rows+args.Target.Rows, args.Weight)
 	if row := t.notFinite(s.topK, labels); row >= 0 {
 		sl := t.slots[row]
 		l.fail(checkFinite, fmt.Sprintf("the draft at anchor %d, slot %d is not finite", sl.Anchor, sl.Slot))
-		return nil
+		return work, nil
 	}
 	t.fill(s.k, s.topK, labels, args.TargetRow)
 	l.slots = append(l.slots, t.slots...)
@@ -66,7 +68,7 @@ func (s *scorer) score(seq *sequence, l *lane, anchors []int32) error {
 	for i := range anchors {
 		l.drafts = append(l.drafts, t.draft(i, s.k, s.topK, logprobs))
 	}
-	return t.verify(s.dev, s.topK, logprobs)
+	return work, t.verify(s.dev, s.topK, logprobs)
 }
 
 // truths starts the rows of the table slots with what is known before

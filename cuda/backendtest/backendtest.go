@@ -47,6 +47,7 @@ func Run(t *testing.T, open Opener) {
 		{"Head", testHead},
 		{"Trees", testTrees},
 		{"Similarity", testSimilarity},
+		{"Limits", testLimits},
 	})
 }
 

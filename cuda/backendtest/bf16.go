@@ -29,6 +29,7 @@ func RunBF16(t *testing.T, open Opener) {
 		{"DeltaRule", testDeltaRuleBF16},
 		{"Head", testHeadBF16},
 		{"Similarity", testSimilarity},
+		{"Limits", testLimits},
 	})
 }
 
