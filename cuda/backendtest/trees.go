@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
@@ -238,7 +239,7 @@ func benchTrees(b *testing.B, l *lab) {
 	for _, budget := range []int{16, 64, 256, 1024} {
 		a := blocks(1, anchors, depth, budget, 0, budget)
 		for _, nodes := range []bool{false, true} {
-			name := fmt.Sprintf("%d", budget)
+			name := strconv.Itoa(budget)
 			if nodes {
 				name += "+nodes"
 			}

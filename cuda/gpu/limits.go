@@ -14,8 +14,8 @@ import (
 
 // What Limits measures with.
 const (
-	limitsFast   = 8192      // of a product's matrices on cuBLASLt
-	limitsPlain  = 2048      // on the plain kernels
+	limitsFast   = 8192    // of a product's matrices on cuBLASLt
+	limitsPlain  = 2048    // on the plain kernels
 	limitsCopied = 1 << 30 // bytes, many times what any card caches
 )
 
