@@ -28,9 +28,14 @@ func (c *Card) Side() (*Side, error) {
 	return &Side{c, stream}, nil
 }
 
-// Close waits for the copies under way and ends the stream.
+// Wait returns when the copies under way have ended.
+func (s *Side) Wait() error {
+	return failed(C.cuStreamSynchronize(s.c()), "copying on %s", s.card.Name)
+}
+
+// Close waits, and ends the stream.
 func (s *Side) Close() error {
-	if err := failed(C.cuStreamSynchronize(s.c()), "copying on %s", s.card.Name); err != nil {
+	if err := s.Wait(); err != nil {
 		return err
 	}
 	if err := s.stream.Destroy(); err != nil {

@@ -98,7 +98,7 @@ func (d *Device) Fetch(src cuda.Tensor, as cuda.DType, to []cuda.Landing) (cuda.
 	if b == nil {
 		return f, nil
 	}
-	return f, d.card.Do(func() error {
+	err = d.card.Do(func() error {
 		if err := d.shots.prepare(d.card); err != nil {
 			return err
 		}
@@ -110,6 +110,10 @@ func (d *Device) Fetch(src cuda.Tensor, as cuda.DType, to []cuda.Landing) (cuda.
 		}
 		return d.fly(f, m, from, as, to)
 	})
+	if err != nil {
+		return nil, errors.Join(err, f.abandon())
+	}
+	return f, nil
 }
 
 // fly starts the snapshot and the copies, on the card's thread.
@@ -182,12 +186,27 @@ func (f *flight) Wait() ([]int32, error) {
 			copy(l.To, f.all[l.Lo*f.width:l.Hi*f.width])
 		}
 	}
-	// After an error the context is lost, and nothing writes there any more.
-	f.d.pinned.put(f.odd)
-	if f.all != nil {
-		f.d.pinned.put(f.all)
+	f.giveBack() // after an error the context is lost, and nothing lands any more
+	return odd, err
+}
+
+// abandon ends what an incomplete fetch has started, before its memory is used
+// again.
+func (f *flight) abandon() error {
+	if f.landed == nil {
+		return nil
+	}
+	err := f.d.card.Do(f.d.shots.side.Wait)
+	f.giveBack()
+	return err
+}
+
+func (f *flight) giveBack() {
+	for _, b := range [][]byte{f.odd, f.all} {
+		if b != nil {
+			f.d.pinned.put(b)
+		}
 	}
 	f.d.shots.spare = append(f.d.shots.spare, f.landed)
 	f.landed = nil
-	return odd, err
 }
