@@ -20,11 +20,12 @@
 // the state as three bf16 values whose sum is the float32 value, small products
 // first: a tensor core truncates every sum. For the same reason the state itself
 // is never a tensor core's sum. Outputs are rounded to bf16 in the end: there
-// two values stand for S and U, one for P.
+// two values stand for S, U and P. One for P would do on random keys, but when
+// keys are alike its rounding errors are too, and add up.
 #include "fast_mma.cuh"
 
 constexpr int kRows = 64;                 // of a chunk
-constexpr int kParts = 4 * kBox + 1024;   // of a chunk and head: T (3 boxes), P, then
+constexpr int kParts = 5 * kBox + 1024;   // of a chunk and head: T (3 boxes), P (2), then
                                           // c e^G, d e^G, c e^(G_last-G) [64] and e^G_last
 constexpr int kShare = 4;                 // value heads of a key head at most
 constexpr int kUnits = 68, kHalf = 36;    // strides of matrices in shared memory
@@ -102,6 +103,7 @@ __device__ __forceinline__ void parts_of(uint8_t* parts, Rows q, Rows k, Rows a,
       beta = (float)(1 / (1 + exp(-(double)__bfloat162float(b.row(row0 + i)[h]))));
       const double x = (double)__bfloat162float(a.row(row0 + i)[h]) + (double)__bfloat162float(dt_bias[h]);
       g = -exp((double)__bfloat162float(a_log[h])) * (x > 0 ? x + log1p(exp(-x)) : log1p(exp(x)));
+      if (g < -1e4) g = -1e4;  // e^g is 0 all the same, and g - g is not NaN
     }
     room.sums[n / kRows][i] = g, room.beta[n / kRows][i] = beta;
   }
@@ -170,7 +172,7 @@ __device__ __forceinline__ void parts_of(uint8_t* parts, Rows q, Rows k, Rows a,
       for (int t = 0; t < 8; t++) {
         const int j = 8 * t + 2 * (lane & 3);
         if (t > 2 * warp + 1) {
-          *(uint32_t*)(to + 3 * kBox + at(i, j)) = 0;
+          *(uint32_t*)(to + 3 * kBox + at(i, j)) = *(uint32_t*)(to + 4 * kBox + at(i, j)) = 0;
           continue;
         }
         float part[2], minus[2];
@@ -182,13 +184,15 @@ __device__ __forceinline__ void parts_of(uint8_t* parts, Rows q, Rows k, Rows a,
           minus[e] = j + e < i ? at_k * decay * kk[t][2 * h + e] : 0;
         }
         *(float2*)(room.of.a + i * kUnits + j) = make_float2(minus[0], minus[1]);
-        *(uint32_t*)(to + 3 * kBox + at(i, j)) = pack(part[0], part[1]);
+        uint32_t p0, p1, none;
+        split<2>(part[0], part[1], p0, p1, none);
+        *(uint32_t*)(to + 3 * kBox + at(i, j)) = p0, *(uint32_t*)(to + 4 * kBox + at(i, j)) = p1;
       }
     }
 #pragma unroll
     for (int p = 0; p < 3; p++) *(uint4*)(to + p * kBox + at(threadIdx.x / 4, 32 + threadIdx.x % 4 * 8)) = make_uint4(0, 0, 0, 0);
     if (threadIdx.x < kRows) {
-      float* factors = (float*)(to + 4 * kBox);
+      float* factors = (float*)(to + 5 * kBox);
       const int i = threadIdx.x;
       const float grown = (float)exp(sums[i]);
       factors[i] = grown * room.c[i];
@@ -282,7 +286,7 @@ __device__ __forceinline__ void state_of(const void* queries, const void* keys, 
                                          long long out_stride, float* state, long long state_stride, int* redo, long long rows,
                                          int key_heads, int val_heads, int val_dim) {
   constexpr int kKeys = DK / 64;  // boxes of a chunk's keys
-  constexpr int kStage = (2 * kKeys + 5) * kBox + 1024;
+  constexpr int kStage = (2 * kKeys + 6) * kBox + 1024;
   const uint32_t base = shared_address(raw), staged = base + 2 * kStage, bars = staged + kBox;
   const uint32_t flag = bars + 48;
   if (base & 1023) __trap();
@@ -336,7 +340,7 @@ __device__ __forceinline__ void state_of(const void* queries, const void* keys, 
 
   for (int c = 0; c < chunks; c++) {
     const uint32_t k_at = base + (c & 1) * kStage, q_at = k_at + kKeys * kBox, v_at = q_at + kKeys * kBox;
-    const uint32_t t_at = v_at + kBox, p_at = t_at + 3 * kBox, factors = p_at + kBox + 4 * pair;
+    const uint32_t t_at = v_at + kBox, p_at = t_at + 3 * kBox, factors = p_at + 2 * kBox + 4 * pair;
     float x[32], o[32], u[32];
     uint32_t r0[16], r1[16], r2[16];
     {
@@ -406,6 +410,7 @@ __device__ __forceinline__ void state_of(const void* queries, const void* keys, 
       for (int i = 0; i < 16; i++) split<2>(u[2 * i], u[2 * i + 1], u0[i], u1[i], none);
       wgmma_begin();
       plus(o, u1, p_at, 1);
+      plus(o, u0, p_at + kBox, 1);
       plus(o, u0, p_at, 1);
       wgmma_commit();
 #pragma unroll
@@ -417,7 +422,7 @@ __device__ __forceinline__ void state_of(const void* queries, const void* keys, 
       wgmma_wait<0>();
       held(o);
     }
-    const float decay = read_pair(p_at + kBox + 768).x;
+    const float decay = read_pair(p_at + 2 * kBox + 768).x;
     float more[DK / 2];
     {
       uint32_t u0[16], u1[16], u2[16];
