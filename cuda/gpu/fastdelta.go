@@ -15,7 +15,6 @@ import (
 const (
 	fastDeltaChunk   = 64
 	fastDeltaColumns = 64 // of the state a block
-	fastDeltaShare   = 4  // value heads of a key head at most
 	fastDeltaParts   = 5*8192 + 1024
 	fastDeltaThreads = 160
 )
@@ -34,7 +33,7 @@ const deltaTail = 16
 // Hopper can take the model's heads.
 func (d *Device) chunked(args cuda.DeltaArgs) int {
 	if !d.hopper() || args.Chunk != 0 && args.Chunk != fastDeltaChunk || args.KeyDim != 64 && args.KeyDim != 128 ||
-		args.ValDim%8 != 0 || args.ValHeads > fastDeltaShare*args.KeyHeads {
+		args.ValDim%8 != 0 {
 		return 0
 	}
 	rows := args.Q.Rows
@@ -90,7 +89,7 @@ func (d *Device) deltaChunks(r *deltaRun) error {
 	name := strconv.Itoa(r.KeyDim)
 	err = errors.Join(
 		d.card.Zero(redo, flags),
-		d.launch("fast_delta", "fast_delta_parts"+name, driver.Grid{Blocks: [3]int{chunks, r.KeyHeads}, Threads: [3]int{128}},
+		d.launch("fast_delta", "fast_delta_parts"+name, driver.Grid{Blocks: [3]int{chunks, hv}, Threads: [3]int{128}},
 			parts, q.at, q.stride, k.at, k.stride, a.at, a.stride, b.at, b.stride, r.aLog, r.dtBias, rows, r.KeyHeads, hv),
 		d.launch("fast_delta", "fast_delta_state"+name,
 			driver.Grid{Blocks: [3]int{slices, hv}, Threads: [3]int{fastDeltaThreads}, Shared: fastDeltaShared(r.KeyDim)},

@@ -42,7 +42,6 @@ func TestLaunchesKnowTheKernelsConstants(t *testing.T) {
 		"kTiles":     {fastAttentionShared, 2*box + read("fast_attention.cu", "kTiles")*read("fast_attention.cu", "kTile")*box + 128},
 		"kParts":     {fastDeltaParts, read("fast_delta.cu", "kParts")*box + 1024},
 		"kRows":      {fastDeltaChunk, read("fast_delta.cu", "kRows")},
-		"kShare":     {fastDeltaShare, read("fast_delta.cu", "kShare")},
 		"STRIP":      {convStrip, read("conv.cu", "STRIP")},
 		"KEYS":       {attentionKeys, read("attention.cu", "KEYS")},
 	} {

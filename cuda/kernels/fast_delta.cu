@@ -27,7 +27,6 @@
 constexpr int kRows = 64;                 // of a chunk
 constexpr int kParts = 5 * kBox + 1024;   // of a chunk and head: T (3 boxes), P (2), then
                                           // c e^G, d e^G, c e^(G_last-G) [64] and e^G_last
-constexpr int kShare = 4;                 // value heads of a key head at most
 constexpr int kUnits = 68, kHalf = 36;    // strides of matrices in shared memory
 
 struct Rows {
@@ -65,24 +64,47 @@ struct Room {
       bf16 q[kRows * kStride], k[kRows * kStride];
     } in;
     struct {
-      float a[kRows * kUnits];  // -A
-      float t1[32 * kHalf], t2[32 * kHalf], mid[32 * kHalf];
+      float a[kRows * kUnits];                              // -A
+      float t1[32 * kHalf], t2[32 * kHalf], t21[32 * kHalf];  // T without beta: two triangles and what is below
+      float mid[32 * kHalf];
     } of;
   };
-  double sums[kShare][kRows];  // G
-  float beta[kShare][kRows], c[kRows], d[kRows];
+  float whole[kRows], part[kRows];  // G / ln 2, in two
+  float beta[kRows], c[kRows], d[kRows];
 };
 
-// fast_delta_parts: a block a chunk and key head, 128 threads.
+// times sets sum to 8 rows of column lane of x · y, x's first n columns being given.
+__device__ __forceinline__ void times(float (&sum)[8], const float* x, int x_stride, const float* y, int n) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int e = 0; e < 8; e++) sum[e] = 0;
+#pragma unroll 2
+  for (int l = 0; l < n; l += 4) {
+    float col[4];
+#pragma unroll
+    for (int m = 0; m < 4; m++) col[m] = y[(l + m) * kHalf + lane];
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+      const float4 four = *(const float4*)(x + e * x_stride + l);
+      sum[e] = fmaf(four.x, col[0], sum[e]);
+      sum[e] = fmaf(four.y, col[1], sum[e]);
+      sum[e] = fmaf(four.z, col[2], sum[e]);
+      sum[e] = fmaf(four.w, col[3], sum[e]);
+    }
+  }
+}
+
+// fast_delta_parts: a block a chunk and value head, 128 threads.
 template <int DK>
 __device__ __forceinline__ void parts_of(uint8_t* parts, Rows q, Rows k, Rows a, Rows b, const bf16* a_log, const bf16* dt_bias,
                                          long long rows, int key_heads, int val_heads) {
   __shared__ Room<DK> room;
   constexpr int stride = Room<DK>::kStride;
-  const int chunk = blockIdx.x, kh = blockIdx.y, share = val_heads / key_heads;
+  const int chunk = blockIdx.x, head = blockIdx.y, kh = head / (val_heads / key_heads);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const long long row0 = (long long)chunk * kRows;
   const int given = (int)(rows - row0 < kRows ? rows - row0 : kRows);
+  uint8_t* const to = parts + ((long long)chunk * val_heads + head) * kParts;
 
 #pragma unroll
   for (int n = 0; n < kRows * DK / 8 / 128; n++) {
@@ -95,51 +117,37 @@ __device__ __forceinline__ void parts_of(uint8_t* parts, Rows q, Rows k, Rows a,
     *(uint4*)(room.in.q + i * stride + col) = x;
     *(uint4*)(room.in.k + i * stride + col) = y;
   }
-  for (int n = threadIdx.x; n < share * kRows; n += 128) {
-    const int i = n % kRows, h = kh * share + n / kRows;
-    double g = 0;
-    float beta = 0;
-    if (i < given) {
-      beta = (float)(1 / (1 + exp(-(double)__bfloat162float(b.row(row0 + i)[h]))));
-      const double x = (double)__bfloat162float(a.row(row0 + i)[h]) + (double)__bfloat162float(dt_bias[h]);
-      g = -exp((double)__bfloat162float(a_log[h])) * (x > 0 ? x + log1p(exp(-x)) : log1p(exp(x)));
-      if (g < -1e4) g = -1e4;  // e^g is 0 all the same, and g - g is not NaN
-    }
-    room.sums[n / kRows][i] = g, room.beta[n / kRows][i] = beta;
-  }
-  __syncthreads();
-  {
-    const bool is_q = threadIdx.x >= kRows;
-    const int i = threadIdx.x % kRows;
-    const bf16* x = (is_q ? room.in.q : room.in.k) + i * stride;
-    float sum[8] = {};
+  if (warp == 0) {
+    double sum[2] = {0, 0};
 #pragma unroll
-    for (int n = 0; n < DK / 8; n++) {
-      const uint4 v = *(const uint4*)(x + 8 * n);
-      const uint32_t two[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        sum[2 * e] = fmaf(low(two[e]), low(two[e]), sum[2 * e]);
-        sum[2 * e + 1] = fmaf(high(two[e]), high(two[e]), sum[2 * e + 1]);
+    for (int h = 0; h < 2; h++) {
+      const int i = lane + 32 * h;
+      float beta = 0;
+      if (i < given) {
+        beta = 1 / (1 + expf(-__bfloat162float(b.row(row0 + i)[head])));
+        const float x = __bfloat162float(a.row(row0 + i)[head]) + __bfloat162float(dt_bias[head]);
+        const float g = -expf(__bfloat162float(a_log[head])) * (x > 0 ? x + log1pf(expf(-x)) : log1pf(expf(x)));
+        sum[h] = g < -1e4f ? -1e4 : (double)g * 1.4426950408889634;  // e^-1e4 is 0, and a difference is not NaN
       }
+      room.beta[i] = beta;
     }
-    const float all = ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
-    const double length = sqrt((double)all + 1e-6);
-    (is_q ? room.d : room.c)[i] = (float)(1 / (is_q ? length * sqrt((double)DK) : length));
-  }
-  for (int n = warp; n < share; n += 4) {
-    double lo = room.sums[n][lane], hi = room.sums[n][lane + 32];
 #pragma unroll
     for (int m = 1; m < 32; m *= 2) {
-      const double x = __shfl_up_sync(~0u, lo, m), y = __shfl_up_sync(~0u, hi, m);
-      if (lane >= m) lo += x, hi += y;
+      const double x = __shfl_up_sync(~0u, sum[0], m), y = __shfl_up_sync(~0u, sum[1], m);
+      if (lane >= m) sum[0] += x, sum[1] += y;
     }
-    room.sums[n][lane] = lo;
-    room.sums[n][lane + 32] = hi + __shfl_sync(~0u, lo, 31);
+    sum[1] += __shfl_sync(~0u, sum[0], 31);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const double whole = rint(sum[h]);
+      room.whole[lane + 32 * h] = (float)whole, room.part[lane + 32 * h] = (float)(sum[h] - whole);
+    }
   }
+  __syncthreads();
 
-  // Products of rows 16·warp.. with the keys up to them, both heads' alike.
-  float kk[8][4] = {}, qk[8][4] = {};
+  // Products of rows 16·warp.. with the keys up to them, and of keys and queries
+  // with themselves, for their lengths.
+  float kk[8][4] = {}, qk[8][4] = {}, own[2][2][4] = {};
   const uint32_t q_at = shared_address(room.in.q), k_at = shared_address(room.in.k);
 #pragma unroll
   for (int s = 0; s < DK / 16; s++) {
@@ -147,6 +155,11 @@ __device__ __forceinline__ void parts_of(uint8_t* parts, Rows q, Rows k, Rows a,
     const int first = (16 * warp + (lane >> 3 & 1) * 8 + (lane & 7)) * stride + 16 * s + (lane >> 4) * 8;
     load_matrices(x, q_at + 2 * first);
     load_matrices(y, k_at + 2 * first);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      mma_m16n8k16(own[0][h], y, y[h], y[2 + h]);
+      mma_m16n8k16(own[1][h], x, x[h], x[2 + h]);
+    }
 #pragma unroll
     for (int p = 0; p < 4; p++) {
       if (p > warp) continue;
@@ -157,111 +170,99 @@ __device__ __forceinline__ void parts_of(uint8_t* parts, Rows q, Rows k, Rows a,
       mma_m16n8k16(kk[2 * p + 1], y, w[2], w[3]);
     }
   }
+#pragma unroll
+  for (int h = 0; h < 2; h++)
+    if ((lane >> 2) / 2 == (lane & 3)) {
+      const int i = 16 * warp + 8 * h + (lane >> 2);
+      room.c[i] = rsqrtf((lane & 4 ? own[0][h][2 * h + 1] : own[0][h][2 * h]) + 1e-6f);
+      room.d[i] = rsqrtf((lane & 4 ? own[1][h][2 * h + 1] : own[1][h][2 * h]) + 1e-6f) * rsqrtf((float)DK);
+    }
   __syncthreads();
 
-  for (int n = 0; n < share; n++) {
-    uint8_t* to = parts + ((long long)chunk * val_heads + kh * share + n) * kParts;
-    const double* sums = room.sums[n];
-    const float* beta = room.beta[n];
+  float g[2], r[2], at_k[2], at_q[2];
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int i = 16 * warp + (lane >> 2) + 8 * h;
+    g[h] = room.whole[i], r[h] = room.part[i], at_k[h] = -room.beta[i] * room.c[i], at_q[h] = room.d[i];
+  }
+#pragma unroll
+  for (int t = 0; t < 8; t++) {
+    const int j = 8 * t + 2 * (lane & 3);
+    const float2 whole = *(const float2*)(room.whole + j), rest = *(const float2*)(room.part + j), c = *(const float2*)(room.c + j);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const int i = 16 * warp + (lane >> 2) + 8 * h;
-      const double g = sums[i];
-      const float at_k = -beta[i] * room.c[i], at_q = room.d[i];
-#pragma unroll
-      for (int t = 0; t < 8; t++) {
-        const int j = 8 * t + 2 * (lane & 3);
-        if (t > 2 * warp + 1) {
-          *(uint32_t*)(to + 3 * kBox + at(i, j)) = *(uint32_t*)(to + 4 * kBox + at(i, j)) = 0;
-          continue;
-        }
-        float part[2], minus[2];
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          // Only differences <= 0 are exponentiated.
-          const float decay = j + e <= i ? expf((float)(g - sums[j + e])) * room.c[j + e] : 0;
-          part[e] = j + e <= i ? at_q * decay * qk[t][2 * h + e] : 0;
-          minus[e] = j + e < i ? at_k * decay * kk[t][2 * h + e] : 0;
-        }
-        *(float2*)(room.of.a + i * kUnits + j) = make_float2(minus[0], minus[1]);
-        uint32_t p0, p1, none;
-        split<2>(part[0], part[1], p0, p1, none);
-        *(uint32_t*)(to + 3 * kBox + at(i, j)) = p0, *(uint32_t*)(to + 4 * kBox + at(i, j)) = p1;
+      uint32_t p0 = 0, p1 = 0, none;
+      if (t <= 2 * warp + 1) {
+        // Only differences <= 0 are exponentiated.
+        const float x = exp2_fast(j <= i ? (g[h] - whole.x) + (r[h] - rest.x) : -INFINITY) * c.x;
+        const float y = exp2_fast(j < i ? (g[h] - whole.y) + (r[h] - rest.y) : -INFINITY) * c.y;
+        split<2>(at_q[h] * x * qk[t][2 * h], at_q[h] * y * qk[t][2 * h + 1], p0, p1, none);
+        const float a0 = at_k[h] * x * kk[t][2 * h], a1 = at_k[h] * y * kk[t][2 * h + 1];
+        *(float2*)(room.of.a + i * kUnits + j) = make_float2(j < i ? a0 : 0, j + 1 < i ? a1 : 0);
       }
+      *(uint32_t*)(to + 3 * kBox + at(i, j)) = p0, *(uint32_t*)(to + 4 * kBox + at(i, j)) = p1;
     }
-#pragma unroll
-    for (int p = 0; p < 3; p++) *(uint4*)(to + p * kBox + at(threadIdx.x / 4, 32 + threadIdx.x % 4 * 8)) = make_uint4(0, 0, 0, 0);
-    if (threadIdx.x < kRows) {
-      float* factors = (float*)(to + 5 * kBox);
-      const int i = threadIdx.x;
-      const float grown = (float)exp(sums[i]);
-      factors[i] = grown * room.c[i];
-      factors[64 + i] = grown * room.d[i];
-      factors[128 + i] = (float)exp(sums[kRows - 1] - sums[i]) * room.c[i];
-      if (i == 0) factors[192] = (float)exp(sums[kRows - 1]);
-    }
-    __syncthreads();
+  }
+  if (threadIdx.x < kRows) {
+    float* factors = (float*)(to + 5 * kBox);
+    const int i = threadIdx.x;
+    const float g = room.whole[i], r = room.part[i], last = room.whole[kRows - 1], end = room.part[kRows - 1];
+    const float grown = exp2_fast(g) * exp2_fast(r);
+    factors[i] = grown * room.c[i];
+    factors[64 + i] = grown * room.d[i];
+    factors[128 + i] = exp2_fast((last - g) + (end - r)) * room.c[i];
+    if (i == 0) factors[192] = exp2_fast(last) * exp2_fast(end);
+  }
+  __syncthreads();
 
-    // put writes T_ij = value · beta_j in three pieces.
-    auto put = [&](int i, int j, float value) {
-      value = value == 0 ? 0 : value * beta[j];
-      const bf16 p0 = __float2bfloat16_rn(value);
-      value -= __bfloat162float(p0);
-      const bf16 p1 = __float2bfloat16_rn(value);
-      value -= __bfloat162float(p1);
-      uint8_t* box = to + at(i, j);
-      *(bf16*)box = p0, *(bf16*)(box + kBox) = p1, *(bf16*)(box + 2 * kBox) = __float2bfloat16_rn(value);
-    };
-    // The two 32 x 32 triangles on the diagonal by substitution, a thread a column.
-    if (warp < 2) {
-      const float* from = room.of.a + 32 * warp * (kUnits + 1);
-      float* t = warp ? room.of.t2 : room.of.t1;
-      float x[32];
+  // The two 32 x 32 triangles on the diagonal by substitution, a thread a column.
+  if (warp < 2) {
+    const float* from = room.of.a + 32 * warp * (kUnits + 1);
+    float* t = warp ? room.of.t2 : room.of.t1;
+    float x[32];
 #pragma unroll
-      for (int i = 0; i < 32; i++) {
-        float sum[4] = {};
+    for (int i = 0; i < 32; i++) {
+      float sum[4] = {};
 #pragma unroll
-        for (int j = 0; j < i; j += 4) {
-          const float4 four = *(const float4*)(from + i * kUnits + j);
-          sum[0] = fmaf(four.x, x[j], sum[0]);
-          if (j + 1 < i) sum[1] = fmaf(four.y, x[j + 1], sum[1]);
-          if (j + 2 < i) sum[2] = fmaf(four.z, x[j + 2], sum[2]);
-          if (j + 3 < i) sum[3] = fmaf(four.w, x[j + 3], sum[3]);
-        }
-        x[i] = i < lane ? 0 : i == lane ? 1 : (sum[0] + sum[1]) + (sum[2] + sum[3]);
-        t[i * kHalf + lane] = x[i];
-        put(32 * warp + i, 32 * warp + lane, x[i]);
+      for (int j = 0; j < i; j += 4) {
+        const float4 four = *(const float4*)(from + i * kUnits + j);
+        sum[0] = fmaf(four.x, x[j], sum[0]);
+        if (j + 1 < i) sum[1] = fmaf(four.y, x[j + 1], sum[1]);
+        if (j + 2 < i) sum[2] = fmaf(four.z, x[j + 2], sum[2]);
+        if (j + 3 < i) sum[3] = fmaf(four.w, x[j + 3], sum[3]);
+      }
+      x[i] = i < lane ? 0 : i == lane ? 1 : (sum[0] + sum[1]) + (sum[2] + sum[3]);
+      t[i * kHalf + lane] = x[i];
+    }
+  }
+  __syncthreads();
+  // Below them, T21 = T22 · (-A21 · T11); a thread has 8 rows of a column.
+  float sum[8];
+  times(sum, room.of.a + (32 + 8 * warp) * kUnits, kUnits, room.of.t1, 32);
+#pragma unroll
+  for (int e = 0; e < 8; e++) room.of.mid[(8 * warp + e) * kHalf + lane] = sum[e];
+  __syncthreads();
+  times(sum, room.of.t2 + 8 * warp * kHalf, kHalf, room.of.mid, 8 * warp + 8);
+#pragma unroll
+  for (int e = 0; e < 8; e++) room.of.t21[(8 * warp + e) * kHalf + lane] = sum[e];
+  __syncthreads();
+  // T diag(beta) leaves in three pieces, 8 columns at a time.
+#pragma unroll
+  for (int n = 0; n < 4; n++) {
+    const int i = (threadIdx.x >> 3) + 16 * n, j = (threadIdx.x & 7) * 8;
+    uint32_t piece[3][4] = {};
+    if (i >= 32 || j < 32) {
+      const float* t = (i < 32 ? room.of.t1 : j < 32 ? room.of.t21 : room.of.t2) + (i & 31) * kHalf + (j & 31);
+#pragma unroll
+      for (int m = 0; m < 4; m++) {
+        const float x = t[2 * m], y = t[2 * m + 1];
+        // 0 stays 0 where beta is NaN.
+        split<3>(x == 0 ? 0 : x * room.beta[j + 2 * m], y == 0 ? 0 : y * room.beta[j + 2 * m + 1], piece[0][m], piece[1][m], piece[2][m]);
       }
     }
-    __syncthreads();
-    // Below them, T21 = T22 · (-A21 · T11); a thread has 8 rows of a column.
-    auto times = [&](float (&sum)[8], const float* x, int x_stride, const float* y) {
 #pragma unroll
-      for (int e = 0; e < 8; e++) sum[e] = 0;
-#pragma unroll 2
-      for (int l = 0; l < 32; l += 4) {
-        float col[4];
-#pragma unroll
-        for (int m = 0; m < 4; m++) col[m] = y[(l + m) * kHalf + lane];
-#pragma unroll
-        for (int e = 0; e < 8; e++) {
-          const float4 four = *(const float4*)(x + (8 * warp + e) * x_stride + l);
-          sum[e] = fmaf(four.x, col[0], sum[e]);
-          sum[e] = fmaf(four.y, col[1], sum[e]);
-          sum[e] = fmaf(four.z, col[2], sum[e]);
-          sum[e] = fmaf(four.w, col[3], sum[e]);
-        }
-      }
-    };
-    float sum[8];
-    times(sum, room.of.a + 32 * kUnits, kUnits, room.of.t1);
-#pragma unroll
-    for (int e = 0; e < 8; e++) room.of.mid[(8 * warp + e) * kHalf + lane] = sum[e];
-    __syncthreads();
-    times(sum, room.of.t2, kHalf, room.of.mid);
-#pragma unroll
-    for (int e = 0; e < 8; e++) put(32 + 8 * warp + e, lane, sum[e]);
-    __syncthreads();
+    for (int p = 0; p < 3; p++) *(uint4*)(to + p * kBox + at(i, j)) = make_uint4(piece[p][0], piece[p][1], piece[p][2], piece[p][3]);
   }
 }
 
@@ -479,7 +480,7 @@ __device__ __forceinline__ void state_of(const void* queries, const void* keys, 
 }
 
 #define DELTA(DK)                                                                                                          \
-  extern "C" __global__ void __launch_bounds__(128, 3)                                                                      \
+  extern "C" __global__ void __launch_bounds__(128, 5)                                                                      \
       fast_delta_parts##DK(uint8_t* parts, const bf16* q, long long q_stride, const bf16* k, long long k_stride,          \
                            const bf16* a, long long a_stride, const bf16* b, long long b_stride, const bf16* a_log,       \
                            const bf16* dt_bias, long long rows, int key_heads, int val_heads) {                           \
