@@ -64,9 +64,8 @@ struct Room {
       bf16 q[kRows * kStride], k[kRows * kStride];
     } in;
     struct {
-      float a[kRows * kUnits];    // -A
-      float t[2][32 * kHalf];     // the two triangles of T without beta
-      float below[32 * kHalf];    // and what is below the first
+      float a[kRows * kUnits];                              // -A
+      float t1[32 * kHalf], t2[32 * kHalf], t21[32 * kHalf];  // T without beta: two triangles and what is below
       float mid[32 * kHalf];
     } of;
   };
@@ -74,19 +73,18 @@ struct Room {
   float beta[kRows], c[kRows], d[kRows];
 };
 
-// times sets sum to n rows of a column of x · y: sum_l x[row][l] y[l], l < depth.
-// x points at the first row, y at the column.
-template <int n>
-__device__ __forceinline__ void times(float (&sum)[n], const float* x, int x_stride, const float* y, int depth) {
+// times sets sum to 8 rows of column lane of x · y, x's first n columns being given.
+__device__ __forceinline__ void times(float (&sum)[8], const float* x, int x_stride, const float* y, int n) {
+  const int lane = threadIdx.x & 31;
 #pragma unroll
-  for (int e = 0; e < n; e++) sum[e] = 0;
-#pragma unroll 1
-  for (int l = 0; l < depth; l += 4) {
+  for (int e = 0; e < 8; e++) sum[e] = 0;
+#pragma unroll 2
+  for (int l = 0; l < n; l += 4) {
     float col[4];
 #pragma unroll
-    for (int m = 0; m < 4; m++) col[m] = y[(l + m) * kHalf];
+    for (int m = 0; m < 4; m++) col[m] = y[(l + m) * kHalf + lane];
 #pragma unroll
-    for (int e = 0; e < n; e++) {
+    for (int e = 0; e < 8; e++) {
       const float4 four = *(const float4*)(x + e * x_stride + l);
       sum[e] = fmaf(four.x, col[0], sum[e]);
       sum[e] = fmaf(four.y, col[1], sum[e]);
@@ -151,7 +149,7 @@ __device__ __forceinline__ void parts_of(uint8_t* parts, Rows q, Rows k, Rows a,
   // with themselves, for their lengths.
   float kk[8][4] = {}, qk[8][4] = {}, own[2][2][4] = {};
   const uint32_t q_at = shared_address(room.in.q), k_at = shared_address(room.in.k);
-#pragma unroll 2
+#pragma unroll
   for (int s = 0; s < DK / 16; s++) {
     uint32_t x[4], y[4], w[4];
     const int first = (16 * warp + (lane >> 3 & 1) * 8 + (lane & 7)) * stride + 16 * s + (lane >> 4) * 8;
@@ -218,14 +216,13 @@ __device__ __forceinline__ void parts_of(uint8_t* parts, Rows q, Rows k, Rows a,
   }
   __syncthreads();
 
-  // The four 16 x 16 triangles on the diagonal by substitution, a thread a column.
+  // The two 32 x 32 triangles on the diagonal by substitution, a thread a column.
   if (warp < 2) {
-    const int col = lane & 15, block = 2 * warp + (lane >> 4);
-    const float* from = room.of.a + 16 * block * (kUnits + 1);
-    float* t = room.of.t[warp] + (lane >> 4) * 16 * kHalf + lane;
-    float x[16];
+    const float* from = room.of.a + 32 * warp * (kUnits + 1);
+    float* t = warp ? room.of.t2 : room.of.t1;
+    float x[32];
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < 32; i++) {
       float sum[4] = {};
 #pragma unroll
       for (int j = 0; j < i; j += 4) {
@@ -235,54 +232,33 @@ __device__ __forceinline__ void parts_of(uint8_t* parts, Rows q, Rows k, Rows a,
         if (j + 2 < i) sum[2] = fmaf(four.z, x[j + 2], sum[2]);
         if (j + 3 < i) sum[3] = fmaf(four.w, x[j + 3], sum[3]);
       }
-      x[i] = i < col ? 0 : i == col ? 1 : (sum[0] + sum[1]) + (sum[2] + sum[3]);
-      t[i * kHalf] = x[i];
+      x[i] = i < lane ? 0 : i == lane ? 1 : (sum[0] + sum[1]) + (sum[2] + sum[3]);
+      t[i * kHalf + lane] = x[i];
     }
-    // Beside them, above the diagonal of 32 x 32, it is 0.
-    if (lane < 16)
-#pragma unroll
-      for (int i = 0; i < 16; i++) t[i * kHalf + 16] = 0;
   }
   __syncthreads();
-  // Below a triangle T1 and left of T2 stands T2 · (-A · T1): first in either half
-  // of 32, 4 rows of a column a thread, then for the halves, 8 rows.
-  {
-    const int half = warp >> 1, row = (warp & 1) * 8 + (lane >> 4) * 4, col = lane & 15;
-    float* t = room.of.t[half];
-    float sum[4];
-    times(sum, room.of.a + 32 * half * (kUnits + 1) + (16 + row) * kUnits, kUnits, t + col, 16);
-    float* mid = room.of.mid + half * 16 * kHalf;
+  // Below them, T21 = T22 · (-A21 · T11); a thread has 8 rows of a column.
+  float sum[8];
+  times(sum, room.of.a + (32 + 8 * warp) * kUnits, kUnits, room.of.t1, 32);
 #pragma unroll
-    for (int e = 0; e < 4; e++) mid[(row + e) * kHalf + col] = sum[e];
-    __syncthreads();
-    times(sum, t + (16 + row) * kHalf + 16, kHalf, mid + col, 16);
+  for (int e = 0; e < 8; e++) room.of.mid[(8 * warp + e) * kHalf + lane] = sum[e];
+  __syncthreads();
+  times(sum, room.of.t2 + 8 * warp * kHalf, kHalf, room.of.mid, 8 * warp + 8);
 #pragma unroll
-    for (int e = 0; e < 4; e++) t[(16 + row + e) * kHalf + col] = sum[e];
-    __syncthreads();
-  }
-  {
-    float sum[8];
-    times(sum, room.of.a + (32 + 8 * warp) * kUnits, kUnits, room.of.t[0] + lane, 32);
-#pragma unroll
-    for (int e = 0; e < 8; e++) room.of.mid[(8 * warp + e) * kHalf + lane] = sum[e];
-    __syncthreads();
-    times(sum, room.of.t[1] + 8 * warp * kHalf, kHalf, room.of.mid + lane, 8 * warp + 8);
-#pragma unroll
-    for (int e = 0; e < 8; e++) room.of.below[(8 * warp + e) * kHalf + lane] = sum[e];
-    __syncthreads();
-  }
+  for (int e = 0; e < 8; e++) room.of.t21[(8 * warp + e) * kHalf + lane] = sum[e];
+  __syncthreads();
   // T diag(beta) leaves in three pieces, 8 columns at a time.
-#pragma unroll 1
+#pragma unroll
   for (int n = 0; n < 4; n++) {
     const int i = (threadIdx.x >> 3) + 16 * n, j = (threadIdx.x & 7) * 8;
     uint32_t piece[3][4] = {};
     if (i >= 32 || j < 32) {
-      const float* t = (i < 32 ? room.of.t[0] : j < 32 ? room.of.below : room.of.t[1]) + (i & 31) * kHalf + (j & 31);
+      const float* t = (i < 32 ? room.of.t1 : j < 32 ? room.of.t21 : room.of.t2) + (i & 31) * kHalf + (j & 31);
 #pragma unroll
       for (int m = 0; m < 4; m++) {
-        const float2 x = *(const float2*)(t + 2 * m), beta = *(const float2*)(room.beta + j + 2 * m);
+        const float x = t[2 * m], y = t[2 * m + 1];
         // 0 stays 0 where beta is NaN.
-        split<3>(x.x == 0 ? 0 : x.x * beta.x, x.y == 0 ? 0 : x.y * beta.y, piece[0][m], piece[1][m], piece[2][m]);
+        split<3>(x == 0 ? 0 : x * room.beta[j + 2 * m], y == 0 ? 0 : y * room.beta[j + 2 * m + 1], piece[0][m], piece[1][m], piece[2][m]);
       }
     }
 #pragma unroll
