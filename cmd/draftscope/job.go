@@ -95,6 +95,9 @@ func (j *job) openTarget(path string) (err error) {
 		return err
 	}
 	j.opened.add(j.model)
+	if j.chunk != nil && j.chunk.value == "64" {
+		j.model.Chunk = 64
+	}
 	c := j.model.Config()
 	j.say("target %s: %s, %d layers, hidden %d, vocabulary %d, on %s", j.place.label, c.Family, c.Layers, c.Hidden, c.Vocab, j.dev.Name())
 	return nil

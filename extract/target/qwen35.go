@@ -39,6 +39,11 @@ func loadDeltaNet(l *loader, c Config, prefix string) mixer {
 	}
 }
 
+// A prompt is cut where chunks of the delta rule end, which start anew in every
+// call: so its states do not depend on the cuts. This compiles only where
+// prefillRows is a multiple of 64.
+var _ [0]struct{} = [prefillRows % 64]struct{}{}
+
 // recurrent is the memory of one sequence, of constant size.
 type recurrent struct {
 	state   cuda.Tensor // [Hv*dk, dv], fp32
