@@ -44,6 +44,31 @@ func CheckCopy(op string, t Tensor, n int) error {
 	return nil
 }
 
+// CheckLoad checks the operands of [Device.Load].
+func CheckLoad(dst Tensor, src []byte, as DType) error {
+	if err := CheckCopy("load", dst, len(src)/as.Size()); err != nil {
+		return err
+	}
+	if len(src)%as.Size() != 0 {
+		return shapeError("load", "%d bytes of %d a value", len(src), as.Size())
+	}
+	return nil
+}
+
+// CheckFetch checks the operands of [Device.Fetch].
+func CheckFetch(src Tensor, as DType, to []Landing) error {
+	const op = "fetch"
+	if err := valid(op, operand{"src", src}); err != nil {
+		return err
+	}
+	for i, l := range to {
+		if l.Lo < 0 || l.Hi < l.Lo || l.Hi > src.Rows || len(l.To) != (l.Hi-l.Lo)*src.Cols*as.Size() {
+			return shapeError(op, "landing %d takes rows %d..%d of %s in %d bytes", i, l.Lo, l.Hi, src, len(l.To))
+		}
+	}
+	return nil
+}
+
 // CheckGemm checks the operands of [Device.Gemm].
 func CheckGemm(dst, a, w Tensor) error {
 	const op = "gemm"
@@ -74,15 +99,36 @@ func CheckRoPE(x Tensor, pos []int32, headDim, rotary int) error {
 	if err := valid(op, operand{"x", x}); err != nil {
 		return err
 	}
-	switch {
-	case headDim <= 0 || x.Cols%headDim != 0:
+	if headDim <= 0 || x.Cols%headDim != 0 {
 		return shapeError(op, "x %s in heads of %d", x, headDim)
-	case rotary < 0 || rotary > headDim || rotary%2 != 0:
+	}
+	return checkRotation(op, x, pos, headDim, rotary)
+}
+
+// checkRotation checks what RoPE needs beside its heads.
+func checkRotation(op string, x Tensor, pos []int32, headDim, rotary int) error {
+	if rotary < 0 || rotary > headDim || rotary%2 != 0 {
 		return shapeError(op, "%d rotary dims in heads of %d: want an even number, at most the head", rotary, headDim)
-	case len(pos) != x.Rows:
+	}
+	if len(pos) != x.Rows {
 		return shapeError(op, "%d positions for x %s", len(pos), x)
 	}
 	return nil
+}
+
+// Check checks the operands of [Device.NormRoPE].
+func (a NormRoPEArgs) Check(dst Tensor) error {
+	const op = "normrope"
+	if err := valid(op, operand{"dst", dst}, operand{"x", a.X}, operand{"w", a.W}); err != nil {
+		return err
+	}
+	if a.Heads <= 0 || a.HeadDim <= 0 || a.Step < a.HeadDim || a.X.Cols < (a.Heads-1)*a.Step+a.HeadDim {
+		return shapeError(op, "x %s in %d heads of %d, one every %d", a.X, a.Heads, a.HeadDim, a.Step)
+	}
+	if dst.Rows != a.X.Rows || dst.Cols != a.Heads*a.HeadDim || a.W.Rows != 1 || a.W.Cols != a.HeadDim {
+		return shapeError(op, "dst %s, x %s, w %s: want [T %d], [T N], [1 %d]", dst, a.X, a.W, a.Heads*a.HeadDim, a.HeadDim)
+	}
+	return checkRotation(op, a.X, a.Pos, a.HeadDim, a.Rotary)
 }
 
 // Check checks the operands of [Device.Attention].
@@ -148,6 +194,23 @@ func CheckGather(dst, src Tensor, rows []int32) error {
 	for i, r := range rows {
 		if r < 0 || int(r) >= src.Rows {
 			return shapeError(op, "row %d of %d is %d, but src is %s", i, len(rows), r, src)
+		}
+	}
+	return nil
+}
+
+// CheckScatter checks the operands of [Device.ScatterRows].
+func CheckScatter(dst, src Tensor, rows []int32) error {
+	const op = "scatter"
+	if err := valid(op, operand{"dst", dst}, operand{"src", src}); err != nil {
+		return err
+	}
+	if src.Rows != len(rows) || dst.Cols != src.Cols {
+		return shapeError(op, "dst %s, src %s, %d rows: want [S N], [R N], R", dst, src, len(rows))
+	}
+	for i, r := range rows {
+		if r < 0 || int(r) >= dst.Rows {
+			return shapeError(op, "row %d of %d is %d, but dst is %s", i, len(rows), r, dst)
 		}
 	}
 	return nil

@@ -95,8 +95,15 @@ type Span struct {
 	BlkLo, BlkHi int32
 }
 
+// KeyTile is how many keys a backend may sum at once, in tiles that begin at
+// multiples of it in CtxK. Keys that move to another place must move by a
+// multiple of KeyTile for a row's result to stay the same to the bit.
+const KeyTile = 64
+
 // AttentionArgs are the operands of [Device.Attention]. Query head g reads
-// key/value head g div (QHeads/KVHeads).
+// key/value head g div (QHeads/KVHeads). The context may hold the keys of many
+// sequences, each at a multiple of [KeyTile] rows, of which spans show a row
+// its own.
 type AttentionArgs struct {
 	Q          Tensor // [M, QHeads*HeadDim]
 	CtxK, CtxV Tensor // [S, KVHeads*HeadDim]; may be zero
@@ -111,6 +118,23 @@ type AttentionArgs struct {
 	KVHeads int
 	HeadDim int
 	Scale   float32
+}
+
+// NormRoPEArgs are the operands of [Device.NormRoPE]. Head h of a row of X is
+// its columns h*Step..h*Step+HeadDim-1: Step is HeadDim where heads lie one
+// after the other, more where something lies between them, such as the gates
+// of Qwen3.5's queries.
+type NormRoPEArgs struct {
+	X       Tensor // [T, at least (Heads-1)*Step+HeadDim]
+	W       Tensor // [1, HeadDim]
+	Heads   int
+	HeadDim int
+	Step    int
+	Eps     float32
+	Gain    float32 // added to W: 0, or 1 for Qwen3.5's (1+w) norms
+	Pos     []int32 // one a row
+	Rotary  int     // dims of a head that turn, the first ones
+	Theta   float64
 }
 
 // DeltaArgs are the operands of [Device.DeltaRule], the gated delta rule of
@@ -185,9 +209,28 @@ type Device interface {
 	Name() string
 	// New allocates n zeroed float32 values.
 	New(n int) (Buffer, error)
+	// Grow gives a buffer of n values which begins with those of buf, and zeros
+	// after them; use it in place of buf, as with append. A nil buf is an empty
+	// one, and one that is long enough already comes back as it is. Growing by
+	// little often is cheap. On an error buf is as it was.
+	Grow(buf Buffer, n int) (Buffer, error)
 	// Upload copies Rows*Cols values into dst, Download copies them out.
 	Upload(dst Tensor, src []float32) error
 	Download(dst []float32, src Tensor) error
+	// DType is how the device keeps values.
+	DType() DType
+	// Load is Upload of Rows*Cols values of any dtype, as files hold them.
+	Load(dst Tensor, src []byte, as DType) error
+	// Fetch starts a copy of src's rows, as they are now, to the host: each
+	// landing gets its rows one after the other. Values of the device's own
+	// dtype arrive bit by bit, others are converted, and rounded to nearest.
+	// The copy runs beside later calls; landings are left alone until
+	// [Flight.Wait] has returned.
+	Fetch(src Tensor, as DType, to []Landing) (Flight, error)
+	// HostAlloc takes n bytes of the host's memory that Fetch fills at the full
+	// rate. HostFree gives them back, from any goroutine.
+	HostAlloc(n int) ([]byte, error)
+	HostFree(b []byte)
 
 	// Gemm sets dst[M,N] = a[M,K] · w[N,K]ᵀ, or adds that to dst.
 	Gemm(dst, a, w Tensor, add bool) error
@@ -198,12 +241,19 @@ type Device interface {
 	// RoPE rotates the first rotary dims of each head of x [T, heads*headDim]
 	// in place, halves within the rotary dims (neox); row t is at pos[t].
 	RoPE(x Tensor, pos []int32, headDim, rotary int, theta float64) error
+	// NormRoPE gives every head of X RMSNorm and then RoPE, in one pass, and
+	// sets dst [T, Heads*HeadDim] to them. dst may be the heads of X
+	// themselves where Step is HeadDim, and else shares no memory with it.
+	NormRoPE(dst Tensor, args NormRoPEArgs) error
 	// Attention sets dst [M, QHeads*HeadDim] to softmax(q·kᵀ·scale + mask)·v.
 	Attention(dst Tensor, args AttentionArgs) error
 	// GateMul sets dst = act(gate) ⊙ x. dst may be either operand.
 	GateMul(dst, gate, x Tensor, act Activation) error
 	// GatherRows sets dst's row i to src's row rows[i].
 	GatherRows(dst, src Tensor, rows []int32) error
+	// ScatterRows sets dst's row rows[i] to src's row i. No row is named twice,
+	// and dst shares no memory with src.
+	ScatterRows(dst, src Tensor, rows []int32) error
 	// Conv is the causal depthwise convolution with SiLU of hybrid.md §4.2:
 	// x [T, C], w [C, taps], history [taps-1, C] holds the rows before x,
 	// oldest first, and is updated to the last taps-1 rows. dst is not x.
@@ -213,7 +263,23 @@ type Device interface {
 	// Head multiplies hidden rows with the vocabulary head and reduces each
 	// row of logits at once; no full logits survive the call.
 	Head(args HeadArgs) (HeadResult, error)
+	// Trees builds the trees of the most likely prefixes of many blocks (DDTree,
+	// arXiv 2604.12989, Algorithm 1), and verifies them, and the chains, against
+	// the tokens that followed. A tree of budget N is that of the first N
+	// prefixes popped: the most likely first, followed by its next sibling and
+	// its first child. A prefix's log-probability is that of its parent plus its
+	// token's, or its elder sibling's less that one's token's plus its own,
+	// rounded to float64 at each step; equal ones go by the lexicographically
+	// smaller tuple of ranks, a prefix before its extensions.
+	Trees(args TreeArgs) (TreeResult, error)
+	// Similarity compares each row of a with that of b, in one pass.
+	Similarity(a, b Tensor) ([]Similarity, error)
+	// Limits measures what the device reaches at its best, in products of its
+	// own type and in copies. It takes a moment and some memory: ask once, before
+	// the work begins.
+	Limits() (Limits, error)
 
-	// Close frees the device. Buffers must be closed before.
+	// Close frees the device. Buffers must be closed before, and host memory
+	// given back.
 	Close() error
 }

@@ -19,6 +19,9 @@ import (
 // DefaultK is how many candidates of a slot the table drafts keep.
 const DefaultK = 16
 
+// uploadRows bounds the rows of states that are uploaded at once.
+const uploadRows = 1024
+
 // Bounds of a stage's settings; more would be a mistake.
 const (
 	maxBudget = 1 << 14
@@ -41,7 +44,12 @@ type Config struct {
 	Log       *slog.Logger     // nil is silent
 	// Progress, if given, is told after each pass how many anchors it drafted.
 	Progress func(drafter string, anchors int)
-	Now      func() time.Time // nil is time.Now; stamps faults
+	// Spent, if given, is told after each part of a drafter's work how long it
+	// took, and what it could not do without. On a GPU, new context is computed
+	// behind, and the wait for it falls into the next pass. With no drafter's
+	// name it is told how long a record kept the stage, all of it.
+	Spent func(drafter string, busy time.Duration, work ...cuda.Work)
+	Now   func() time.Time // nil is time.Now; stamps faults
 }
 
 // Validate reports everything that a stage cannot work with.
@@ -113,6 +121,9 @@ func NewStage(cfg Config) (*Stage, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
+	if cfg.Spent == nil {
+		cfg.Spent = func(string, time.Duration, ...cuda.Work) {}
+	}
 	k := min(cfg.K, cfg.Host.Vocab)
 	topK := k
 	for _, n := range cfg.Budgets {
@@ -160,6 +171,7 @@ func (s *Stage) Process(ctx context.Context, seq string, rec arrow.Record, _ fun
 		return fmt.Errorf("drafting on %s: %w", seq, err)
 	}
 	q.run = env.Run
+	defer s.busySince(time.Now())
 	switch env.Table {
 	case schemas.TableCapture:
 		err = s.capture(ctx, q, rec)
@@ -175,6 +187,9 @@ func (s *Stage) Process(ctx context.Context, seq string, rec arrow.Record, _ fun
 	}
 	return nil
 }
+
+// busySince tells how long the stage has been at work.
+func (s *Stage) busySince(start time.Time) { s.cfg.Spent("", time.Since(start)) }
 
 // describe reads the sequence's own record.
 func (q *sequence) describe(rec arrow.Record) error {
@@ -204,7 +219,7 @@ func (s *Stage) sequence(id string) (*sequence, error) {
 		q.lanes = append(q.lanes, &lane{
 			drafter: d, context: context,
 			methods:  Methods(d.BlockSize(), s.cfg.Budgets),
-			outcomes: map[int32][]Outcome{},
+			outcomes: map[int32][]cuda.Outcome{},
 		})
 	}
 	s.seqs[id] = q
@@ -226,11 +241,11 @@ func (s *Stage) capture(ctx context.Context, q *sequence, rec arrow.Record) erro
 	if q.spec == nil {
 		q.spec = &c.Spec
 	}
-	for lo := 0; lo < len(c.Tokens); lo += extendRows {
+	for lo := 0; lo < len(c.Tokens); lo += uploadRows {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := s.extend(q, c, lo, min(lo+extendRows, len(c.Tokens))); err != nil {
+		if err := s.extend(q, c, lo, min(lo+uploadRows, len(c.Tokens))); err != nil {
 			return err
 		}
 	}
@@ -243,40 +258,24 @@ func (s *Stage) capture(ctx context.Context, q *sequence, rec arrow.Record) erro
 // extend appends rows lo..hi-1 of a batch: tokens, labels, and every
 // drafter's context.
 func (s *Stage) extend(q *sequence, c schemas.Capture, lo, hi int) error {
-	host := s.cfg.Host
 	o := ops{dev: s.cfg.Device}
-	rows := map[Tap]cuda.Tensor{}
-	place := func(tap Tap) {
-		i := slices.Index(c.Spec.States, tap.State)
-		if _, ok := rows[tap]; ok || i < 0 {
-			return
-		}
-		width := c.Spec.Hidden * c.Spec.DType.Size()
-		vals := c.Spec.DType.AppendFloats(make([]float32, 0, (hi-lo)*host.Hidden), c.States[i][lo*width:hi*width])
-		t := s.upload.tensor(&o, fmt.Sprint(tap), hi-lo, host.Hidden)
-		o.do(func() error { return s.cfg.Device.Upload(t, vals) })
-		if tap.Normed {
-			o.do(func() error { return s.cfg.Device.RMSNorm(t, t, host.FinalNorm, host.Eps, host.Gain) })
-		}
-		rows[tap] = t
-	}
-	final := Tap{State: host.Layers, Normed: true}
-	place(final)
+	rows := s.place(&o, q, c, lo, hi)
 	for _, l := range q.lanes {
 		if l.fault != nil {
 			continue
 		}
 		var taps []cuda.Tensor
 		for _, tap := range l.drafter.Taps() {
-			place(tap)
 			taps = append(taps, rows[tap])
 		}
+		start := time.Now()
 		o.do(func() error { return l.context.Extend(taps) })
+		s.cfg.Spent(l.drafter.Name, time.Since(start), l.drafter.ContextWork(hi-lo))
 	}
 	if o.err != nil {
 		return o.err
 	}
-	labels, err := s.labels(q, c.Tokens[lo:hi], rows[final])
+	labels, err := s.labels(q, c.Tokens[lo:hi], rows[s.final()])
 	if err != nil {
 		return err
 	}
@@ -286,6 +285,44 @@ func (s *Stage) extend(q *sequence, c schemas.Capture, lo, hi int) error {
 		q.mask = append(q.mask, t.LossMask)
 	}
 	return nil
+}
+
+// final is the state that the target's own head reads.
+func (s *Stage) final() Tap { return Tap{State: s.cfg.Host.Layers, Normed: true} }
+
+// place uploads rows lo..hi-1 of the states that are recorded and read: those
+// of each drafter side by side, as its context takes them best, where no other
+// has them already.
+func (s *Stage) place(o *ops, q *sequence, c schemas.Capture, lo, hi int) map[Tap]cuda.Tensor {
+	host := s.cfg.Host
+	var order []Tap
+	want := func(taps ...Tap) {
+		for _, tap := range taps {
+			if slices.Contains(c.Spec.States, tap.State) && !slices.Contains(order, tap) {
+				order = append(order, tap)
+			}
+		}
+	}
+	for _, l := range q.lanes {
+		if l.fault == nil {
+			want(l.drafter.Taps()...)
+		}
+	}
+	want(s.final())
+	all := s.upload.tensor(o, "states", hi-lo, len(order)*host.Hidden)
+	rows := map[Tap]cuda.Tensor{}
+	for p, tap := range order {
+		width := c.Spec.Hidden * c.Spec.DType.Size()
+		states := c.States[slices.Index(c.Spec.States, tap.State)][lo*width : hi*width]
+		vals := c.Spec.DType.AppendFloats(make([]float32, 0, (hi-lo)*host.Hidden), states)
+		t := all.ColRange(p*host.Hidden, (p+1)*host.Hidden)
+		o.do(func() error { return s.cfg.Device.Upload(t, vals) })
+		if tap.Normed {
+			o.do(func() error { return s.cfg.Device.RMSNorm(t, t, host.FinalNorm, host.Eps, host.Gain) })
+		}
+		rows[tap] = t
+	}
+	return rows
 }
 
 // labels gives the target's argmax after each token: as the capture says,
@@ -357,9 +394,12 @@ func (s *Stage) pass(ctx context.Context, q *sequence, l *lane, anchors []int32)
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := s.scorer.score(q, l, anchors); err != nil {
+	start := time.Now()
+	head, err := s.scorer.score(q, l, anchors)
+	if err != nil {
 		return fmt.Errorf("%s: %w", l.drafter.Name, err)
 	}
+	s.cfg.Spent(l.drafter.Name, time.Since(start), l.drafter.DraftWork(anchors), head)
 	if s.cfg.Progress != nil {
 		s.cfg.Progress(l.drafter.Name, len(anchors))
 	}
@@ -373,6 +413,7 @@ func (s *Stage) End(ctx context.Context, seq string, emit func(arrow.Record) err
 		return fmt.Errorf("drafting on %s: %w", seq, err)
 	}
 	defer s.Drop(seq)
+	defer s.busySince(time.Now())
 	if q.setAside {
 		return nil
 	}

@@ -34,15 +34,23 @@ type part struct {
 func Run(t *testing.T, open Opener) {
 	runParts(t, open, []part{
 		{"Memory", testMemory},
+		{"Grow", testGrow},
 		{"Gemm", testGemm},
 		{"RMSNorm", testRMSNorm},
 		{"RoPE", testRoPE},
+		{"NormRoPE", testNormRoPE},
 		{"Attention", testAttention},
 		{"GateMul", testGateMul},
 		{"GatherRows", testGather},
+		{"ScatterRows", testScatter},
+		{"Load", testLoad},
+		{"Fetch", testFetch},
 		{"Conv", testConv},
 		{"DeltaRule", testDeltaRule},
 		{"Head", testHead},
+		{"Trees", testTrees},
+		{"Similarity", testSimilarity},
+		{"Limits", testLimits},
 	})
 }
 

@@ -28,6 +28,10 @@ func (r rounding) Upload(dst cuda.Tensor, src []float32) error {
 	return r.Device.Upload(dst, rounded(src))
 }
 
+func (r rounding) Load(dst cuda.Tensor, src []byte, as cuda.DType) error {
+	return r.round(dst, r.Device.Load(dst, src, as))
+}
+
 func (r rounding) Gemm(dst, a, w cuda.Tensor, add bool) error {
 	return r.round(dst, r.Device.Gemm(dst, a, w, add))
 }
@@ -38,6 +42,10 @@ func (r rounding) RMSNorm(dst, x, w cuda.Tensor, eps, gain float32) error {
 
 func (r rounding) RoPE(x cuda.Tensor, pos []int32, headDim, rotary int, theta float64) error {
 	return r.round(x, r.Device.RoPE(x, pos, headDim, rotary, theta))
+}
+
+func (r rounding) NormRoPE(dst cuda.Tensor, args cuda.NormRoPEArgs) error {
+	return r.round(dst, r.Device.NormRoPE(dst, args))
 }
 
 func (r rounding) Attention(dst cuda.Tensor, args cuda.AttentionArgs) error {

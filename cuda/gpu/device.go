@@ -21,7 +21,12 @@ type Device struct {
 	plain     bool
 	width     int          // bytes of a value
 	blas      *driver.BLAS // nil in float32, and where the machine has none
+	ways      map[ways]*driver.Way
+	kernels   map[string]*driver.Kernel // by launch's names
+	turns     map[turning][]float64
 	host      staging
+	pinned    pinned    // host memory that callers hold
+	shots     snapshots // on their way to it
 	params    params
 	rooms     map[string]*room
 	spare     spares
@@ -43,7 +48,10 @@ func Open(cfg Config) (cuda.Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening CUDA device %d: %w", cfg.Device, err)
 	}
-	d := &Device{card: card, precision: cfg.Precision, plain: cfg.Plain, width: 4, rooms: map[string]*room{}}
+	d := &Device{
+		card: card, precision: cfg.Precision, plain: cfg.Plain, width: 4,
+		ways: map[ways]*driver.Way{}, kernels: map[string]*driver.Kernel{}, turns: map[turning][]float64{}, rooms: map[string]*room{},
+	}
 	if cfg.Precision == BF16 {
 		d.width = 2
 	}
@@ -85,7 +93,7 @@ func (d *Device) Name() string {
 func (d *Device) Close() (err error) {
 	d.closed.Do(func() {
 		err = d.card.Do(func() error {
-			errs := []error{d.card.Wait(), d.host.close(), d.params.close()}
+			errs := []error{d.card.Wait(), d.host.close(), d.params.close(), d.shots.close(d.card), d.pinned.drop(d.card)}
 			if d.blas != nil {
 				errs = append(errs, d.blas.Close())
 			}
@@ -97,6 +105,9 @@ func (d *Device) Close() (err error) {
 			}
 			return errors.Join(errs...)
 		})
+		if errors.Is(err, errInUse) {
+			return // the card stays open: what is given out is memory of its context
+		}
 		err = errors.Join(err, d.card.Close())
 	})
 	return err
@@ -156,22 +167,31 @@ func (d *Device) views(op string, tensors ...cuda.Tensor) ([]matrix, error) {
 
 // launch starts a kernel of file. A name ending in _ gets the precision's.
 func (d *Device) launch(file, name string, g driver.Grid, args ...any) error {
+	k := d.kernels[name]
+	if k == nil {
+		var err error
+		if k, err = d.kernel(file, name); err != nil {
+			return err
+		}
+		d.kernels[name] = k
+	}
+	return d.card.Launch(k, g, args...)
+}
+
+// kernel loads a kernel of file.
+func (d *Device) kernel(file, name string) (*driver.Kernel, error) {
 	image, err := kernels.PTX(file)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	module, err := d.card.Module(file, image)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if strings.HasSuffix(name, "_") {
 		name += d.precision.String()
 	}
-	kernel, err := module.Kernel(name)
-	if err != nil {
-		return err
-	}
-	return d.card.Launch(kernel, g, args...)
+	return module.Kernel(name)
 }
 
 // spread is a grid of 256 threads for n values, each thread taking several

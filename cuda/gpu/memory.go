@@ -3,6 +3,8 @@
 package gpu
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"iter"
 	"math"
@@ -82,7 +84,20 @@ func pieces(m matrix, room int) iter.Seq[piece] {
 
 // Upload implements [cuda.Device]. It returns when the values have arrived.
 func (d *Device) Upload(dst cuda.Tensor, src []float32) error {
-	b, m, width, err := d.copied("upload", dst, len(src))
+	return d.load("upload", dst, bytesOf(src), cuda.F32)
+}
+
+// Load implements [cuda.Device]. It returns when the values have arrived.
+func (d *Device) Load(dst cuda.Tensor, src []byte, as cuda.DType) error {
+	if err := cuda.CheckLoad(dst, src, as); err != nil {
+		return err
+	}
+	return d.load("load", dst, src, as)
+}
+
+func (d *Device) load(op string, dst cuda.Tensor, src []byte, as cuda.DType) error {
+	size := as.Size()
+	b, m, width, err := d.copied(op, dst, len(src)/size)
 	if err != nil || b == nil {
 		return err
 	}
@@ -93,7 +108,7 @@ func (d *Device) Upload(dst cuda.Tensor, src []float32) error {
 			if err := d.card.WaitFor(free); err != nil {
 				return err
 			}
-			encode(half, src[p.first:p.first+p.rows*p.cols], width)
+			encode(half, src[p.first*size:(p.first+p.rows*p.cols)*size], as, width)
 			rows := driver.Rows{Count: p.rows, Width: p.cols * width, Pitch: m.stride * width}
 			if err := errors.Join(d.card.ToDevice(m.at+driver.Ptr(p.at*width), half, rows), d.card.Record(free)); err != nil {
 				return err
@@ -141,7 +156,7 @@ func (d *Device) Download(dst []float32, src cuda.Tensor) error {
 	})
 }
 
-// copied is what Upload and Download share: the checked tensor as a matrix of
+// copied is what all copies share: the checked tensor as a matrix of
 // values of width bytes. The buffer is nil for an empty one.
 func (d *Device) copied(op string, t cuda.Tensor, n int) (b *buffer, m matrix, width int, err error) {
 	if err := cuda.CheckCopy(op, t, n); err != nil {
@@ -159,19 +174,24 @@ func (d *Device) copied(op string, t cuda.Tensor, n int) (b *buffer, m matrix, w
 	return b, m, d.width, nil
 }
 
-// encode writes values as the device keeps them.
-func encode(to []byte, values []float32, width int) {
-	if width == 4 {
-		copy(to, bytesOf(values))
-		return
-	}
-	half := unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(to))), len(values))
-	for i, v := range values {
-		half[i] = narrow(v)
+// encode writes values of a dtype as the device keeps them.
+func encode(to, from []byte, as cuda.DType, width int) {
+	switch {
+	case as.Size() == width:
+		copy(to, from)
+	case width == 2:
+		half := unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(to))), len(from)/4)
+		for i := range half {
+			half[i] = narrow(math.Float32frombits(binary.LittleEndian.Uint32(from[4*i:])))
+		}
+	default:
+		for i := range len(from) / 2 {
+			binary.LittleEndian.PutUint32(to[4*i:], uint32(binary.LittleEndian.Uint16(from[2*i:]))<<16)
+		}
 	}
 }
 
-// decode reads what encode wrote.
+// decode reads what the device keeps.
 func decode(values []float32, from []byte, width int) {
 	if width == 4 {
 		copy(bytesOf(values), from)
@@ -200,13 +220,22 @@ func bytesOf[T any](values []T) []byte {
 
 // params is where the small arrays of a call (positions, rows, labels, spans)
 // travel: pinned memory and as much on the device, used from front to back
-// and then again.
+// and then again. What is there already is not sent again: the layers of a
+// model pass the same positions and spans.
 type params struct {
 	card *driver.Card
 	host []byte
 	at   driver.Ptr
 	used int
+	last []sent // the latest arrays, in no particular order
+	next int    // of last to be replaced
 }
+
+// sent is where an array lies.
+type sent struct{ first, n int }
+
+// lastSent is how many arrays are remembered.
+const lastSent = 64
 
 func newParams(card *driver.Card) (params, error) {
 	p := params{card: card}
@@ -233,7 +262,7 @@ func (p *params) close() error {
 	if p.at != 0 {
 		errs = append(errs, p.card.Free(p.at))
 	}
-	p.host, p.at, p.used = nil, 0, 0
+	*p = params{card: p.card}
 	return errors.Join(errs...)
 }
 
@@ -250,7 +279,7 @@ func (p *params) send(arrays ...[]byte) ([]driver.Ptr, error) {
 		if err := p.card.Wait(); err != nil {
 			return nil, err
 		}
-		p.used = 0
+		p.used, p.last, p.next = 0, p.last[:0], 0
 		if total > len(p.host) {
 			if err := p.grow(2 * total); err != nil {
 				return nil, err
@@ -260,14 +289,40 @@ func (p *params) send(arrays ...[]byte) ([]driver.Ptr, error) {
 	start := p.used
 	out := make([]driver.Ptr, len(arrays))
 	for i, a := range arrays {
-		out[i] = p.at + driver.Ptr(p.used)
-		copy(p.host[p.used:], a)
-		p.used += (len(a) + align - 1) / align * align
+		at, ok := p.find(a)
+		if !ok {
+			at = p.used
+			copy(p.host[at:], a)
+			p.used += (len(a) + align - 1) / align * align
+			p.keep(sent{at, len(a)})
+		}
+		out[i] = p.at + driver.Ptr(at)
 	}
-	if total == 0 {
+	if p.used == start {
 		return out, nil
 	}
-	return out, p.card.ToDevice(p.at+driver.Ptr(start), p.host[start:start+total], driver.Rows{Count: 1, Width: total, Pitch: total})
+	n := p.used - start
+	return out, p.card.ToDevice(p.at+driver.Ptr(start), p.host[start:p.used], driver.Rows{Count: 1, Width: n, Pitch: n})
+}
+
+// find says where an array of the same bytes lies already.
+func (p *params) find(a []byte) (int, bool) {
+	for _, s := range p.last {
+		if s.n == len(a) && bytes.Equal(p.host[s.first:][:s.n], a) {
+			return s.first, true
+		}
+	}
+	return 0, len(a) == 0
+}
+
+// keep remembers an array, in place of the oldest.
+func (p *params) keep(s sent) {
+	if len(p.last) < lastSent {
+		p.last = append(p.last, s)
+		return
+	}
+	p.last[p.next] = s
+	p.next = (p.next + 1) % lastSent
 }
 
 // room is scratch memory of a device, which grows with the calls.
