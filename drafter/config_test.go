@@ -72,7 +72,7 @@ func TestEveryFlavourOfConfigurationMeansTheSame(t *testing.T) {
 	fixed := drafter.Visibility{Window: 2048, Fixed: true, Causal: true}
 	spec := func(layer drafter.Visibility, states ...int) drafter.Spec {
 		return drafter.Spec{
-			Hidden: 5120, Inter: 17408, Layers: 5, Heads: 32, KVHeads: 8, HeadDim: 128, Vocab: 248320,
+			Hidden: 5120, Inter: 17408, Layers: 5, Heads: 32, KVHeads: 8, HeadDim: 128, Vocab: 248320, DraftVocab: 248320,
 			Eps: 1e-6, Theta: 1e7, Rotary: 128, BlockSize: 16, MaskToken: 248070, Taps: taps(states...),
 			Attention: []drafter.Visibility{layer, layer, layer, layer, {}},
 		}
