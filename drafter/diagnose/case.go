@@ -102,6 +102,7 @@ type study struct {
 	Case
 	spec     drafter.Spec
 	seqs     []*subject
+	look     int          // at how many times Case.Anchors the best variants were tried
 	shift    int          // the offset at which the drafter's slots hit most
 	declared []measured   // the declared graph's drafts; nil when states are missing
 	hit      []slotCounts // of the engine, at the labels that count

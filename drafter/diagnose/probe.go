@@ -198,7 +198,19 @@ func (s *study) lookAgain(ctx context.Context, rep *replica, trials []trial) err
 	if len(again) == 0 {
 		return nil
 	}
-	s.pickAnchors(secondLook * s.Anchors)
+	s.look = secondLook
+	for _, i := range again {
+		if t := trials[i]; t.gain.Low > informs*t.a { // the first look decides
+			s.look = 1
+		}
+	}
+	if s.look == 1 {
+		for _, i := range again {
+			trials[i].wide = trials[i].measured
+		}
+		return nil
+	}
+	s.pickAnchors(s.look * s.Anchors)
 	defer s.pickAnchors(s.Anchors)
 	ms, err := s.scan(ctx, rep, graphs, variantSlots, false)
 	if err != nil {
@@ -270,7 +282,7 @@ func (s *study) bestGraph(ctx context.Context, rep *replica, trials []trial) (be
 	if len(graphs) == 0 {
 		return best, explained, nil
 	}
-	s.pickAnchors(secondLook * s.Anchors)
+	s.pickAnchors(s.look * s.Anchors)
 	defer s.pickAnchors(s.Anchors)
 	ms, err := s.scan(ctx, rep, graphs, variantSlots, false)
 	if err != nil {
