@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/draftscope/draftscope/cmd/demo"
@@ -69,7 +70,7 @@ func cmdDemo(ctx context.Context, args []string, out streams) error {
 func theCase(dir string, limit int) []scene {
 	at := func(name string) string { return filepath.Join(dir, "drafters", name) }
 	ds := filepath.Join(dir, "dataset")
-	capture := []string{"run", "--out", ds, "--states", "all", "--budgets", "8", "--limit", fmt.Sprint(limit)}
+	capture := []string{"run", "--out", ds, "--states", "all", "--budgets", "8", "--limit", strconv.Itoa(limit)}
 	for _, name := range []string{"good", "early", "shift", "shortcut"} {
 		capture = append(capture, "--drafter", name+"="+at(name))
 	}

@@ -114,8 +114,10 @@ func (q Sequence) HeadProbe(score Scorer) ([]Fault, error) {
 		by     int
 		normed bool
 	}{
-		{"the row after", final, 1, true}, {"the row before", final, -1, true},
-		{"it without the final norm", final, 0, false}, {fmt.Sprintf("state %d", n-1), q.States[n-1], 0, true},
+		{"the row after", final, 1, true},
+		{"the row before", final, -1, true},
+		{"it without the final norm", final, 0, false},
+		{fmt.Sprintf("state %d", n-1), q.States[n-1], 0, true},
 	} {
 		if len(v.vals) != len(final) {
 			continue
