@@ -15,8 +15,7 @@ const extendRows = 1024
 type dflashContext struct {
 	model *dflash
 	rows  int
-	cap   int
-	keys  []cuda.Buffer // one a layer, [cap, kv heads * head dim]
+	keys  []cuda.Buffer // one a layer, [rows, kv heads * head dim]
 	vals  []cuda.Buffer
 }
 
@@ -38,7 +37,7 @@ func (c *dflashContext) Close() {
 		}
 		c.keys[i], c.vals[i] = nil, nil
 	}
-	c.rows, c.cap = 0, 0
+	c.rows = 0
 }
 
 // layer views positions lo..hi-1 of layer i's keys and values.
@@ -47,7 +46,7 @@ func (c *dflashContext) layer(i, lo, hi int) (k, v cuda.Tensor) {
 		return cuda.Tensor{}, cuda.Tensor{}
 	}
 	width := c.model.spec.KVHeads * c.model.spec.HeadDim
-	return cuda.Matrix(c.keys[i], c.cap, width).RowRange(lo, hi), cuda.Matrix(c.vals[i], c.cap, width).RowRange(lo, hi)
+	return cuda.Matrix(c.keys[i], hi, width).RowRange(lo, hi), cuda.Matrix(c.vals[i], hi, width).RowRange(lo, hi)
 }
 
 // Extend implements [Context].
@@ -104,45 +103,16 @@ func (c *dflashContext) extend(taps []cuda.Tensor, lo, hi int) error {
 	return o.err
 }
 
-// grow makes room for rows positions, at least doubling what there was.
+// grow makes room for rows positions.
 func (c *dflashContext) grow(rows int) error {
-	if rows <= c.cap {
-		return nil
-	}
-	m := c.model
-	room := max(rows, 2*c.cap, 64)
-	width := m.spec.KVHeads * m.spec.HeadDim
 	for _, bufs := range [][]cuda.Buffer{c.keys, c.vals} {
-		for i, old := range bufs {
-			grown, err := regrow(m.dev, old, c.rows, room, width)
+		for i, b := range bufs {
+			grown, err := c.model.dev.Grow(b, rows*c.model.spec.KVHeads*c.model.spec.HeadDim)
 			if err != nil {
 				return err
 			}
 			bufs[i] = grown
 		}
 	}
-	c.cap = room
 	return nil
-}
-
-// regrow moves the first rows of old, which may be nil, to a new buffer of
-// room rows and closes old. On an error old is untouched.
-func regrow(dev cuda.Device, old cuda.Buffer, rows, room, width int) (cuda.Buffer, error) {
-	grown, err := dev.New(room * width)
-	if err != nil {
-		return nil, err
-	}
-	if old == nil {
-		return grown, nil
-	}
-	same := make([]int32, rows)
-	for i := range same {
-		same[i] = int32(i)
-	}
-	if err := dev.GatherRows(cuda.Matrix(grown, rows, width), cuda.Matrix(old, rows, width), same); err != nil {
-		grown.Close()
-		return nil, err
-	}
-	old.Close()
-	return grown, nil
 }

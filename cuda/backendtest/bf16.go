@@ -17,9 +17,11 @@ import (
 // the bit, as in float32.
 func RunBF16(t *testing.T, open Opener) {
 	runParts(t, open, []part{
+		{"Grow", testGrow},
 		{"Gemm", testGemmBF16},
 		{"RMSNorm", testRMSNormBF16},
 		{"RoPE", testRoPEBF16},
+		{"NormRoPE", testNormRoPEBF16},
 		{"Attention", testAttentionBF16},
 		{"GateMul", testGateMulBF16},
 		{"GatherRows", testGatherBF16},

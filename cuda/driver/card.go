@@ -26,6 +26,7 @@ type Card struct {
 	SMs       int   // multiprocessors
 	MaxShared int   // bytes of shared memory that one block may ask for
 	Total     int64 // bytes of memory
+	Page      int   // bytes that [Card.Extend] maps at the least, 0 where it cannot
 	Driver    string
 
 	device  cu.Device
@@ -129,6 +130,9 @@ func (c *Card) open() (err error) {
 	}
 	if c.Total, err = c.device.TotalMem(); err != nil {
 		return fmt.Errorf("reading the memory of %s: %w", c.Name, err)
+	}
+	if c.Page, err = c.pageSize(); err != nil {
+		return err
 	}
 	ctx, err := c.device.RetainPrimaryCtx()
 	if err != nil {

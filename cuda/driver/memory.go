@@ -21,14 +21,21 @@ type Ptr uint64
 // Alloc takes n bytes of device memory, not zeroed, on the thread.
 func (c *Card) Alloc(n int) (Ptr, error) {
 	var p C.CUdeviceptr
-	if err := failed(C.cuMemAlloc(&p, C.size_t(n)), "allocating %s", size(int64(n))); err != nil {
-		if free, total, e := cu.MemInfo(); e == nil {
-			return 0, fmt.Errorf("%s has %s of %s free, other programs may hold the rest (nvidia-smi); ask for less, or use --backend cpu: %w",
-				c.Name, size(free), size(total), err)
-		}
-		return 0, err
+	err := c.noMemory(failed(C.cuMemAlloc(&p, C.size_t(n)), "allocating %s", size(int64(n))))
+	return Ptr(p), err
+}
+
+// noMemory adds to err, if it is one, how much memory there is and what to do.
+func (c *Card) noMemory(err error) error {
+	if err == nil {
+		return nil
 	}
-	return Ptr(p), nil
+	free, total, e := cu.MemInfo()
+	if e != nil {
+		return err
+	}
+	return fmt.Errorf("%s has %s of %s free, other programs may hold the rest (nvidia-smi); ask for less, or use --backend cpu: %w",
+		c.Name, size(free), size(total), err)
 }
 
 // Free gives memory back once the work under way no longer needs it, on the
@@ -63,6 +70,12 @@ func (c *Card) Pin(n int) ([]byte, error) {
 // Unpin gives back what Pin took, on the thread.
 func (c *Card) Unpin(b []byte) error {
 	return failed(C.cuMemFreeHost(unsafe.Pointer(unsafe.SliceData(b))), "unpinning host memory")
+}
+
+// Copy starts the copy of n bytes from one place on the device to another, on
+// the thread.
+func (c *Card) Copy(dst, src Ptr, n int) error {
+	return failed(C.cuMemcpyDtoDAsync(C.CUdeviceptr(dst), C.CUdeviceptr(src), C.size_t(n), c.c()), "copying %s on the device", size(int64(n)))
 }
 
 // Rows says how the rows of a copy lie: so many, of Width bytes each, starting
