@@ -9,8 +9,9 @@ batch*prompt tokens, `--passes` of them one after the other; decode is greedy,
 and the host takes the tokens of every step, as an engine does. Prints JSON
 objects, one a line, and a table last.
 
-The daemon checks and counts (--check-only), or stores with --out DIR; then its
-counts are compared with the engine's, and with the rows that the loops fed.
+The daemon checks and counts (--check-only); with --out DIR, one that stores a
+dataset comes after it for a short time. Their counts are compared with the
+engine's, and with the rows that the loops fed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import signal
 import statistics
 import subprocess
@@ -45,8 +47,9 @@ class Daemon:
         self.process = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def end(self) -> dict[str, Any]:
+        t = time.perf_counter()
         out, err = self.process.communicate(timeout=300)
-        return {"exit": self.process.returncode, "said": out.strip(), "log": err.strip().splitlines()[-4:]}
+        return {"ended_after_s": round(time.perf_counter() - t, 2), "exit": self.process.returncode, "said": out.strip(), "log": err.strip().splitlines()[-4:]}
 
     def gpu(self) -> dict[str, Any]:
         """What the daemon has to do with a GPU."""
@@ -151,17 +154,17 @@ def settle(tap: tapped.Tap) -> float:
     return time.perf_counter() - t
 
 
-def overhead(a: argparse.Namespace, model: Any, states: list[int]) -> dict[str, Any]:
+def overhead(a: argparse.Namespace, model: Any, states: list[int], out: str | None, rounds: int, passes: int) -> dict[str, Any]:
     loops = Loops(a, model)
-    daemon = Daemon(a, states, a.out)
+    daemon = Daemon(a, states, out)
     tap = tapped.attach(model, daemon.socket, label="random", ring_bytes=a.ring_bytes, staging_bytes=a.staging_bytes, wait=60)
-    if not tap.client.connected:
-        raise SystemExit(f"no connection to the daemon: {daemon.end()}")
     session = tap.client.session
+    if session is None:
+        raise SystemExit(f"no connection to the daemon: {daemon.end()}")
     bulk = Bulk(session.ring, 64 << 20)
     got: dict[str, dict[str, list[float]]] = {m: {"prefill": [], "decode": [], "step": []} for m in ("plain", "tap")}
     waits = 0.0
-    for n in range(a.rounds + 1):  # the first warms up; the order turns
+    for n in range(rounds + 1):  # the first warms up; the order turns
         for mode in ("plain", "tap") if n % 2 == 0 else ("tap", "plain"):
             rows, requests = loops.rows, loops.requests
             if mode == "tap":
@@ -169,7 +172,7 @@ def overhead(a: argparse.Namespace, model: Any, states: list[int]) -> dict[str, 
             else:
                 tap.pause()
             loops.prefill(1)
-            p = loops.prefill(a.passes)
+            p = loops.prefill(passes)
             waited = settle(tap) if mode == "tap" else 0.0
             steps = loops.decode(a.new)
             if mode == "tap":
@@ -190,7 +193,9 @@ def overhead(a: argparse.Namespace, model: Any, states: list[int]) -> dict[str, 
     result["daemon"] = daemon.end()
     result["engine_counts"], result["daemon_counts"] = dataclasses.asdict(ours), theirs
     result["fed"] = {"rows": loops.rows, "requests": loops.requests}
-    result["equal"] = theirs is not None and theirs["rows"] == theirs["stored_rows"] == ours.rows == loops.rows and theirs["stored"] == loops.requests
+    kept = re.search(r"; (\d+) (?:stored|checked and not stored,) with (\d+) tokens", result["daemon"]["said"])
+    kept_all = kept is not None and (int(kept[1]), int(kept[2])) == (loops.requests, loops.rows)
+    result["equal"] = kept_all and theirs is not None and theirs["rows"] == ours.rows == loops.rows and theirs["steps"] == ours.steps
     for k in ("prefill", "decode"):
         ratio = [t / p for t, p in zip(got["tap"][k], got["plain"][k])]
         result[k] = {
@@ -249,22 +254,28 @@ def main() -> int:
     )
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(a.device):
-        model = transformers.Qwen3ForCausalLM(config).eval().requires_grad_(False)
+        model: Any = transformers.Qwen3ForCausalLM(config)
+    model.eval().requires_grad_(False)
     torch.set_default_dtype(torch.float32)
     n = a.layers
     states = [round(1 + i * (n - 4) / 4) + 1 for i in range(5)] + [n]
     cuda = a.device == "cuda"
     say(device=torch.cuda.get_device_name() if cuda else "cpu", torch=torch.__version__, transformers=transformers.__version__, states=states, bytes_per_token=len(states) * a.hidden * 2)
-    result = overhead(a, model, states)
+    result = overhead(a, model, states, None, a.rounds, a.passes)
     if cuda:
         result["pinned_gb_s"] = round(pinned_rate(torch.device(a.device), 256 << 20) / 1e9, 2)
     say(**result)
+    whole = result["equal"]
+    if a.out:
+        stored = overhead(a, model, states, a.out, 1, 1)
+        whole = whole and stored["equal"]
+        say(stored=stored)
     if a.kill:
         say(kill=killed(a, model, states))
     for k in ("prefill", "decode"):
         print(f"{k:8} {result[k]['plain']:>10} tokens/s, with the tap {result[k]['tap']:>10}: {100 * result[k]['of']:.2f} %")
-    print(f"every row accounted for: {result['equal']}; bulk {result.get('bulk_gb_s')} GB/s of pinned {result.get('pinned_gb_s')}")
-    return 0 if result["equal"] else 1
+    print(f"every row accounted for: {whole}; bulk {result.get('bulk_gb_s')} GB/s of pinned {result.get('pinned_gb_s')}")
+    return 0 if whole else 1
 
 
 if __name__ == "__main__":

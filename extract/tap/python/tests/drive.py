@@ -156,8 +156,10 @@ def main() -> int:
     p.add_argument("--dtype", default="float32")
     p.add_argument("--attention", default="sdpa")
     p.add_argument("--ring-bytes", type=int, default=256 << 20)
+    p.add_argument("--staging-bytes", type=int, default=256 << 20)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--lie", default="")
+    p.add_argument("--background", action="store_true", default=bool(os.environ.get("DRAFTSCOPE_ENGINE_BACKGROUND")))
     p.add_argument("--device", default=os.environ.get("DRAFTSCOPE_ENGINE_DEVICE", "cpu"))
     a = p.parse_args()
     logging.basicConfig(level=logging.WARNING)
@@ -169,7 +171,7 @@ def main() -> int:
     if a.lie == "bits":
         hello["dtype"] = "f16" if a.dtype == "bfloat16" else "bf16"
     Liar.lie, Liar.norm = a.lie, model.model.norm
-    tap = tapped.Tap(model, Liar(a.socket, hello, dtype=model.dtype, device=model.device, ring_bytes=a.ring_bytes, wait=60, retry=0.2))
+    tap = tapped.Tap(model, Liar(a.socket, hello, dtype=model.dtype, device=model.device, ring_bytes=a.ring_bytes, wait=60, retry=0.2), background=a.background or None, staging_bytes=a.staging_bytes)
     result: dict[str, Any] = {}
     start = time.monotonic()
     if a.mode == "generate":

@@ -394,38 +394,44 @@ class Client:
         entries: list[str] = []
         rest: list[Rows] = []
         runs: list[tuple[int, int]] = []  # (lo, n) of rows next to each other
-        first, sent = session.ring.head, 0
+        lo = end = 0  # of the run at hand
+        first = slot = session.ring.head
+        last = first + most
         for r in todo:
-            request, n = r.request, len(r.ids)
+            request, ids = r.request, r.ids
             if request.state != "open":
                 continue  # dropped while this step waited
-            if n > most - sent:
-                n = most - sent
-                rest.append(Rows(request, r.lo + n, r.pos + n, r.ids[n:]))
+            n = len(ids)
+            if n > last - slot:
+                n = last - slot
+                rest.append(Rows(request, r.lo + n, r.pos + n, ids[n:]))
                 if n == 0:
                     continue
-            ids = r.ids if n == len(r.ids) else r.ids[:n]
-            tail = "}" if r.accepted is None else f',"accepted":{r.accepted:d}}}'
-            # An id is letters that JSON takes as they are, and this is the
-            # costliest part of a step.
-            entries.append(f'{{"r":"{request.id}","pos":{r.pos:d},"ids":{ids!s},"slot":{first + sent:d}{tail}')
-            if runs and sum(runs[-1]) == r.lo:
-                runs[-1] = (runs[-1][0], runs[-1][1] + n)
-            else:
-                runs.append((r.lo, n))
+                ids = ids[:n]
+            # Of numbers, and letters that JSON takes as they are: the costliest
+            # part of a step, in a thread that the engine's own may wait for.
+            tail = "}" if r.accepted is None else f',"accepted":{r.accepted}}}'
+            entries.append(f'{{"r":"{request.id}","pos":{r.pos},"ids":{ids if n > 1 else f"[{ids[0]}]"},"slot":{slot}{tail}')
+            if r.lo != end:
+                if end > lo:
+                    runs.append((lo, end - lo))
+                lo = end = r.lo
+            end += n
             request.rows = r.pos + n
-            sent += n
+            slot += n
+        if end > lo:
+            runs.append((lo, end - lo))
         if entries:
             if isinstance(states, torch.Tensor):
                 session.ring.copy(states, runs)
             else:
                 for lo, n in runs:
                     session.ring.write(states, lo, n)
-            message = f'{{"type":"step","n":{session.steps:d},"at":{time.time():.6f},"rows":[{",".join(entries)}]}}'
+            message = f'{{"type":"step","n":{session.steps},"at":{time.time():.6f},"rows":[{",".join(entries)}]}}'
             session.put_frame(protocol.frame(message.encode()))
             session.steps += 1
             session.counts.steps += 1
-            session.counts.rows += sent
+            session.counts.rows += slot - first
         return rest
 
     def _shed(self, session: _Session, todo: Sequence[Rows], reason: str) -> None:

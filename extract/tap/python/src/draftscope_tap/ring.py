@@ -55,8 +55,12 @@ class Ring:
         # the pages there and is done soon.
         ctypes.memset(address, 0, total)
         with cuda.device(device):
-            code = int(cuda.cudart().cudaHostRegister(address, total, 1))  # 1: for every context
             self._copied = cuda.Event(blocking=True)
+            try:
+                code = int(cuda.cudart().cudaHostRegister(address, total, 1))  # 1: for every context
+            except RuntimeError as e:
+                log.debug("page-locking the ring: %s", e)
+                code = -1
         if code == 0:
             self._pinned = address
         else:

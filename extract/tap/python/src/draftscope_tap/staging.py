@@ -20,7 +20,7 @@ import torch
 log = logging.getLogger("draftscope_tap")
 cuda: Any = torch.cuda  # whose functions have types in some versions only
 
-_LEAST = 64  # rows of the smallest stage
+_LEAST = 16  # rows of the smallest stage
 
 
 class Stage:
@@ -39,8 +39,9 @@ class Stage:
         if views is None:
             if len(self._views) > 64:
                 self._views.clear()
-            part = self.rows[: size * time]
-            views = list(part.view(size, time, *part.shape[1:]).unbind(2))
+            with torch.inference_mode(False), torch.no_grad():
+                part = self.rows[: size * time]
+                views = list(part.view(size, time, *part.shape[1:]).unbind(2))
             self._views[size, time] = views
         return views
 

@@ -303,6 +303,9 @@ class Tap:
         ids = kwargs.get("input_ids", args[0] if args else None)
         if ids is None or ids.dim() != 2:
             return None
+        if ids.device.type == "cuda" and cuda.is_current_stream_capturing():
+            self._broken(batch, "a forward pass that is recorded into a CUDA graph, which runs without hooks")
+            return None
         mask = kwargs.get("attention_mask")
         if isinstance(mask, Mapping) or mask is not None and mask.dim() != 2:
             self._broken(batch, "an attention mask that is not two-dimensional")
@@ -468,6 +471,8 @@ class Tap:
         if now.first:
             self._begin(batch, fed, real)
         rows: list[Rows] = []
+        wants = self.client.wants
+        stoppable = batch.generates and batch.size > 1
         for r, request in enumerate(batch.requests):
             if batch.over[r]:
                 continue
@@ -484,7 +489,7 @@ class Tap:
                 pos = prompt + now.past - batch.width
             else:
                 pos = now.past
-            if batch.generates and batch.size > 1 and pos >= prompt and not batch.stops.isdisjoint(ids):
+            if stoppable and pos >= prompt and not batch.stops.isdisjoint(ids):
                 # A token that ends the reply is fed only because other rows
                 # of the batch go on: its row would depend on them.
                 batch.over[r] = True
@@ -492,9 +497,8 @@ class Tap:
                 if not ids:
                     continue
             batch.fed[r][pos:] = ids
-            if not self.client.wants(request):
+            if request is None or not wants(request):
                 continue
-            assert request is not None
             if at is None or at[len(ids) - 1] - at[0] == len(ids) - 1:
                 rows.append(Rows(request, r * time + (at[0] if at is not None else 0), pos, ids))
             else:  # there is padding in between
