@@ -109,10 +109,14 @@ func (c *Card) copy2D(p *C.CUDA_MEMCPY2D, host []byte, r Rows) error {
 	if len(host) < r.Count*r.Width {
 		return fmt.Errorf("copying %d rows of %d bytes: %d bytes of host memory", r.Count, r.Width, len(host))
 	}
-	p.WidthInBytes, p.Height = C.size_t(r.Width), C.size_t(r.Count)
-	if r.Count == 1 { // a pitch is limited to 2 GiB, and then without use
-		p.srcPitch, p.dstPitch = 0, 0
+	if r.Count == 1 || r.Width == r.Pitch { // a pitch is limited to 2 GiB, and here without use
+		n := C.size_t(r.Count * r.Width)
+		if p.srcMemoryType == C.CU_MEMORYTYPE_HOST {
+			return failed(C.cuMemcpyHtoDAsync(p.dstDevice, p.srcHost, n, c.c()), "copying %d bytes", n)
+		}
+		return failed(C.cuMemcpyDtoHAsync(p.dstHost, p.srcDevice, n, c.c()), "copying %d bytes", n)
 	}
+	p.WidthInBytes, p.Height = C.size_t(r.Width), C.size_t(r.Count)
 	return failed(C.cuMemcpy2DAsync(p, c.c()), "copying %d rows of %d bytes", r.Count, r.Width)
 }
 
