@@ -20,7 +20,7 @@ import (
 const DefaultK = 16
 
 // uploadRows bounds the rows of states that are uploaded at once.
-const uploadRows = 2048
+const uploadRows = 1024
 
 // Bounds of a stage's settings; more would be a mistake.
 const (
