@@ -25,7 +25,7 @@ type page struct {
 	Runs    []pageRun
 	Heat    []section
 	More    []string // what there is no room for
-	Live    bool     // it goes on by itself; see [LivePage]
+	Live    bool     // it goes on by itself; see [WriteLive]
 }
 
 // What a page has room for. The tables of the text and of the JSON have all.
@@ -110,13 +110,26 @@ func (t table) page() *pageTable {
 // best drafters of each, and a few texts.
 func WriteHTML(w io.Writer, r *Report) error { return r.write(w, "page") }
 
-func (r *Report) write(w io.Writer, name string) error {
+// WriteMain writes what is within the page alone, for a page of [WriteLive].
+func WriteMain(w io.Writer, r *Report) error { return r.write(w, "main") }
+
+// WriteLive writes a page that shows a dataset as it grows: it asks for the
+// server-sent events at live/events beside it, takes the data of an event named
+// "report" (of [WriteMain]) for the report, and that of "now" for a line of
+// text about the moment.
+func WriteLive(w io.Writer, dataset string) error {
+	return execute(w, "page", page{Dataset: dataset, Live: true})
+}
+
+func (r *Report) write(w io.Writer, name string) error { return execute(w, name, r.page()) }
+
+func execute(w io.Writer, name string, p page) error {
 	tmpl, err := template.New("page").Parse(pageSource)
 	if err != nil {
 		return fmt.Errorf("parsing the page: %w", err)
 	}
 	b := bufio.NewWriter(w)
-	if err := tmpl.ExecuteTemplate(b, name, r.page()); err != nil {
+	if err := tmpl.ExecuteTemplate(b, name, p); err != nil {
 		return fmt.Errorf("writing the page: %w", err)
 	}
 	return b.Flush()
