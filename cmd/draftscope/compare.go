@@ -10,7 +10,6 @@ import (
 
 	"github.com/draftscope/draftscope/data"
 	"github.com/draftscope/draftscope/data/similar"
-	"github.com/draftscope/draftscope/drafter/diagnose"
 )
 
 const compareHelp = `usage: draftscope compare A B [--json]
@@ -78,16 +77,8 @@ func captureOf(ref string) (captureRef, error) {
 	return captureRef{filepath.Clean(dir), r, r.Name}, err
 }
 
-// compareCaptures goes through both captures side by side. Where their orders
-// differ, what came early waits for its other half.
+// compareCaptures goes through both captures side by side.
 func compareCaptures(ctx context.Context, a, b captureRef) (_ *similar.Comparison, path string, err error) {
-	sources := [2]*sequenceReader{}
-	for i, ref := range []captureRef{a, b} {
-		if sources[i], err = readSequences(ref); err != nil {
-			return nil, "", err
-		}
-		defer func() { err = errors.Join(err, sources[i].close()) }()
-	}
 	w, err := similar.Create(a.dir, a.label, b.label)
 	if err != nil {
 		return nil, "", dataError(err)
@@ -98,33 +89,12 @@ func compareCaptures(ctx context.Context, a, b captureRef) (_ *similar.Compariso
 		}
 	}()
 	c := similar.New(a.label, b.label, a.run.Hidden)
-	waiting := [2]map[string]similar.Sequence{{}, {}}
-	done := [2]bool{}
-	for side := 0; !done[0] || !done[1]; side = 1 - side {
-		if done[side] {
-			continue
-		}
-		q, err := sources[side].next(ctx)
-		if errors.Is(err, io.EOF) {
-			done[side] = true
-			continue
-		}
-		if err != nil {
-			return nil, "", err
-		}
-		other, ok := waiting[1-side][q.ID]
-		if !ok {
-			waiting[side][q.ID] = q
-			continue
-		}
-		delete(waiting[1-side], q.ID)
-		pair := [2]similar.Sequence{}
-		pair[side], pair[1-side] = q, other
-		if err := w.Write(c.Add(pair[0], pair[1])); err != nil {
-			return nil, "", dataError(err)
-		}
+	c.OnlyA, c.OnlyB, err = eachPair(ctx, a, b, comparePassBytes, func(x, y similar.Sequence) error {
+		return dataError(w.Write(c.Add(x, y)))
+	})
+	if err != nil {
+		return nil, "", err
 	}
-	c.OnlyA, c.OnlyB = len(waiting[0]), len(waiting[1])
 	if c.Sequences == 0 {
 		return nil, "", badUsage("%s and %s have no sequence in common", a.label, b.label)
 	}
@@ -132,44 +102,3 @@ func compareCaptures(ctx context.Context, a, b captureRef) (_ *similar.Compariso
 	w = nil
 	return c, path, dataError(err)
 }
-
-// sequenceReader yields a run's sequences whole.
-type sequenceReader struct {
-	ds     *data.Dataset
-	source *data.ReplaySource
-}
-
-func readSequences(ref captureRef) (*sequenceReader, error) {
-	ds, err := data.Open(ref.dir)
-	if err != nil {
-		return nil, dataError(err)
-	}
-	source, err := ds.Replay(ref.run.Name, data.ReplayConfig{})
-	if err != nil {
-		return nil, errors.Join(dataError(err), ds.Close())
-	}
-	return &sequenceReader{ds, source}, nil
-}
-
-func (r *sequenceReader) next(ctx context.Context) (similar.Sequence, error) {
-	open := diagnose.Sequence{States: map[int][]float32{}}
-	for {
-		id, rec, last, err := r.source.Next(ctx)
-		if err != nil {
-			if errors.Is(err, io.EOF) {
-				return similar.Sequence{}, io.EOF
-			}
-			return similar.Sequence{}, dataError(err)
-		}
-		err = takeRecord(&open, rec)
-		rec.Release()
-		if err != nil {
-			return similar.Sequence{}, fmt.Errorf("reading sequence %s: %w", id, err)
-		}
-		if last {
-			return similar.Sequence{ID: id, Tokens: open.Tokens, States: open.States}, nil
-		}
-	}
-}
-
-func (r *sequenceReader) close() error { return errors.Join(r.source.Close(), r.ds.Close()) }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -74,18 +75,18 @@ func (lt *liveTest) events(t *testing.T) <-chan string {
 	return out
 }
 
-func expect(t *testing.T, events <-chan string, want string) {
+// expect waits until all of want have come, in any order.
+func expect(t *testing.T, events <-chan string, want ...string) {
 	t.Helper()
 	var got []string
-	for {
+	for len(want) > 0 {
 		select {
 		case e, ok := <-events:
 			if !ok {
 				t.Fatalf("the stream ended; want %q after %q", want, got)
 			}
-			if got = append(got, e); e == want {
-				return
-			}
+			got = append(got, e)
+			want = slices.DeleteFunc(want, func(w string) bool { return w == e })
 		case <-time.After(10 * time.Second):
 			t.Fatalf("no event %q, but %q", want, got)
 		}
@@ -108,8 +109,7 @@ func TestALivePageFollowsTheDataset(t *testing.T) {
 		t.Errorf("%d reports of a dataset that has not changed", n)
 	}
 	lt.changed.Store(2)
-	expect(t, first, "now: 2 stored")
-	expect(t, first, "report: <main>\nreport 2 of 2</main>")
+	expect(t, first, "now: 2 stored", "report: <main>\nreport 2 of 2</main>")
 	expect(t, second, "report: <main>\nreport 2 of 2</main>")
 }
 
