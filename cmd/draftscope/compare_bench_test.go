@@ -42,7 +42,7 @@ func BenchmarkCompare(b *testing.B) {
 	var ours, theirs, ourCPU, theirCPU []float64
 	for b.Loop() {
 		clock, cpu := spent(func() {
-			if _, path, err := compareCaptures(b.Context(), x, y); err != nil || filepath.Base(path) != "a--b.parquet" {
+			if _, path, err := compareCaptures(b.Context(), x, y, nil); err != nil || filepath.Base(path) != "a--b.parquet" {
 				b.Fatalf("%s: %v", path, err)
 			}
 		})
