@@ -258,31 +258,40 @@ GROUP BY run, drafter, objective;
 --   dpace: q_k = exp(-ce_k); s_k = (1-alpha) q_k + alpha, 1 where masked;
 --          pre_k = product over i <= k of s_i; w_k = m_k sum over j >= k of
 --          m_j pre_j. gamma plays no part.
+-- A branch whose condition on the arguments is false is not planned at all:
+-- only dpace pays for windows.
+CREATE MACRO loss_values(objective, weighting) AS TABLE
+SELECT run, drafter, seq_id, anchor, slot, ce, l,
+       CASE WHEN scored AND l IS NOT NULL AND (weighting != 'dpace' OR ce IS NOT NULL) THEN 1 ELSE 0 END AS m
+FROM (
+    SELECT run, drafter, seq_id, anchor, slot, scored, ce,
+           CASE objective WHEN 'ce' THEN ce WHEN 'kl' THEN kl WHEN 'rkl' THEN rkl
+                          WHEN 'jsd' THEN jsd WHEN 'tv' THEN tv WHEN 'nla' THEN nla
+                          ELSE error('no objective ' || coalesce(objective::VARCHAR, 'NULL') || ': use ce, kl, rkl, jsd, tv or nla')
+           END AS l
+    FROM slot_losses
+);
+
 CREATE MACRO loss_terms(objective, weighting, gamma, alpha) AS TABLE
 SELECT run, drafter, seq_id, anchor, slot, m, l,
        CASE weighting
            WHEN 'plain' THEN 1::DOUBLE
            WHEN 'exp' THEN CASE WHEN gamma > 0 THEN exp(-(slot - 1) / gamma::DOUBLE)
                                 ELSE error('gamma must be above 0 for the weighting exp') END
-           WHEN 'dpace' THEN m * sum(m * pre) OVER (
-               PARTITION BY run, drafter, seq_id, anchor ORDER BY slot
-               ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING)
            ELSE error('no weighting ' || coalesce(weighting::VARCHAR, 'NULL') || ': use plain, exp or dpace')
        END AS w
+FROM loss_values(objective, weighting)
+WHERE weighting IS DISTINCT FROM 'dpace'
+UNION ALL
+SELECT run, drafter, seq_id, anchor, slot, m, l,
+       m * sum(m * pre) OVER (
+           PARTITION BY run, drafter, seq_id, anchor ORDER BY slot
+           ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS w
 FROM (
     SELECT *, product(CASE WHEN m = 1 THEN (1 - alpha::DOUBLE) * exp(-ce) + alpha::DOUBLE ELSE 1 END) OVER (
                PARTITION BY run, drafter, seq_id, anchor ORDER BY slot) AS pre
-    FROM (
-        SELECT *, CASE WHEN scored AND l IS NOT NULL AND (weighting != 'dpace' OR ce IS NOT NULL) THEN 1 ELSE 0 END AS m
-        FROM (
-            SELECT run, drafter, seq_id, anchor, slot, scored, ce,
-                   CASE objective WHEN 'ce' THEN ce WHEN 'kl' THEN kl WHEN 'rkl' THEN rkl
-                                  WHEN 'jsd' THEN jsd WHEN 'tv' THEN tv WHEN 'nla' THEN nla
-                                  ELSE error('no objective ' || coalesce(objective::VARCHAR, 'NULL') || ': use ce, kl, rkl, jsd, tv or nla')
-                   END AS l
-            FROM slot_losses
-        )
-    )
+    FROM loss_values(objective, weighting)
+    WHERE weighting = 'dpace'
 );
 
 -- loss_by_sequence: the sums behind loss, one row a sequence.
