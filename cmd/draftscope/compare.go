@@ -9,11 +9,15 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/draftscope/draftscope/cuda"
+	"github.com/draftscope/draftscope/cuda/gpu"
 	"github.com/draftscope/draftscope/data"
 	"github.com/draftscope/draftscope/data/similar"
+	"github.com/draftscope/draftscope/schemas"
 )
 
-const compareHelp = `usage: draftscope compare A B [--target T [--drafter NAME=DIR]...] [--json]
+const compareHelp = `usage: draftscope compare A B [--target T [--drafter NAME=DIR]...]
+                                [--backend cpu|cuda|auto] [--json]
        draftscope compare DATASET[:RUN] --drafters A,B [--json]
        draftscope compare DRAFTER-DIR DRAFTER-DIR [--json]
 
@@ -53,7 +57,8 @@ func cmdCompare(ctx context.Context, args []string, out streams) error {
 	names := flags.String("drafters", "", "compare the drafters `A,B` of one capture")
 	flags.StringVar(&f.target, "target", "", "the target's model `DIR` (demo: the shipped one), for its answers")
 	flags.Var(&f.drafters, "drafter", "put a drafter on both captures, `NAME=DIR`; give it once for each")
-	f.backendFlags(flags)
+	f.backend = oneOfFlag(flags, "backend", "cpu", "what compares: cpu, cuda or auto `NAME`", "cuda", "auto")
+	f.precision = &oneOf{value: gpu.F32.String()}
 	rest, err := parse(flags, args)
 	switch {
 	case err != nil:
@@ -101,8 +106,14 @@ func comparePair(ctx context.Context, j *job, refA, refB string, asJSON bool) (e
 			return err
 		}
 	}
+	dev, err := j.newDevice(1)
+	if err != nil {
+		return err
+	}
+	rows := measure{dev: dev}
+	defer func() { err = errors.Join(err, rows.close()) }()
 	var path string
-	if out.Comparison, path, err = compareCaptures(ctx, a, b, out.Head); err != nil {
+	if out.Comparison, path, err = compareCaptures(ctx, a, b, rows.rows, out.Head); err != nil {
 		return err
 	}
 	fmt.Fprintf(j.out.stderr, "wrote %s\n", path)
@@ -146,7 +157,7 @@ func captureOf(ref string) (captureRef, error) {
 }
 
 // compareCaptures goes through both captures side by side; head may be nil.
-func compareCaptures(ctx context.Context, a, b captureRef, head *headComparison) (_ *similar.Comparison, path string, err error) {
+func compareCaptures(ctx context.Context, a, b captureRef, rows similar.Rows, head *headComparison) (_ *similar.Comparison, path string, err error) {
 	w, err := similar.Create(a.dir, a.label, b.label)
 	if err != nil {
 		return nil, "", dataError(err)
@@ -156,9 +167,13 @@ func compareCaptures(ctx context.Context, a, b captureRef, head *headComparison)
 			err = errors.Join(err, w.Abort())
 		}
 	}()
-	c := similar.New(a.label, b.label, a.run.Hidden)
+	c := similar.New(a.label, b.label, a.run.Hidden, rows)
 	c.OnlyA, c.OnlyB, err = eachPair(ctx, a, b, comparePassBytes, func(x, y similar.Sequence) error {
-		if err := w.Write(c.Add(x, y)); err != nil {
+		compared, err := c.Add(x, y)
+		if err != nil {
+			return err
+		}
+		if err := w.Write(compared); err != nil {
 			return dataError(err)
 		}
 		if head == nil {
@@ -175,4 +190,59 @@ func compareCaptures(ctx context.Context, a, b captureRef, head *headComparison)
 	path, err = w.Close()
 	w = nil
 	return c, path, dataError(err)
+}
+
+// measureValues bounds what of a state lies on the device at once.
+const measureValues = 1 << 24
+
+// measure compares rows on a device, in the same memory again and again.
+type measure struct {
+	dev  cuda.Device
+	bufs [2]cuda.Buffer
+}
+
+// rows is a [similar.Rows].
+func (m *measure) rows(a, b []float32, width int) ([]schemas.Similarity, error) {
+	var out []schemas.Similarity
+	tile := max(1, measureValues/width) * width
+	for lo := 0; lo < len(a); lo += tile {
+		n := min(tile, len(a)-lo)
+		var sides [2]cuda.Tensor
+		for i, values := range [][]float32{a[lo : lo+n], b[lo : lo+n]} {
+			buf, err := m.dev.Grow(m.bufs[i], n)
+			if err != nil {
+				return nil, err
+			}
+			m.bufs[i] = buf
+			sides[i] = cuda.Matrix(buf, n/width, width)
+			if err := m.dev.Upload(sides[i], values); err != nil {
+				return nil, err
+			}
+		}
+		found, err := m.dev.Similarity(sides[0], sides[1])
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range found {
+			na, nb := s.Norms()
+			row := schemas.Similarity{MaxAbs: float32(s.MaxDiff), NormA: float32(na), NormB: float32(nb)}
+			if cos, ok := s.Cosine(); ok {
+				row.Cosine = new(float32(cos))
+			}
+			if rel, ok := s.RelL2(); ok {
+				row.RelL2 = new(float32(rel))
+			}
+			out = append(out, row)
+		}
+	}
+	return out, nil
+}
+
+func (m *measure) close() error {
+	for _, b := range m.bufs {
+		if b != nil {
+			b.Close()
+		}
+	}
+	return m.dev.Close()
 }

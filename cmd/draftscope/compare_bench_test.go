@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/draftscope/draftscope/cuda/cpu"
 	"github.com/draftscope/draftscope/data/query"
 )
 
@@ -39,10 +40,16 @@ func BenchmarkCompare(b *testing.B) {
 		dbs = append(dbs, db)
 	}
 	mb := float64(2*2*len(ids)**compareTokens*hidden*states) / 1e6
+	dev, err := cpu.New(cpu.Config{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	rows := measure{dev: dev}
+	defer rows.close()
 	var ours, theirs, ourCPU, theirCPU []float64
 	for b.Loop() {
 		clock, cpu := spent(func() {
-			if _, path, err := compareCaptures(b.Context(), x, y, nil); err != nil || filepath.Base(path) != "a--b.parquet" {
+			if _, path, err := compareCaptures(b.Context(), x, y, rows.rows, nil); err != nil || filepath.Base(path) != "a--b.parquet" {
 				b.Fatalf("%s: %v", path, err)
 			}
 		})
