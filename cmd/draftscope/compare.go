@@ -123,14 +123,14 @@ func comparePair(ctx context.Context, j *job, refA, refB string, asJSON bool) (e
 	if asJSON {
 		return writeJSON(j.out.stdout, out)
 	}
-	text := out.Comparison.String()
+	text := []string{out.String()}
 	if out.Head != nil {
-		text += out.Head.String()
+		text = append(text, out.Head.String())
 	}
 	for _, e := range out.Effects {
-		text += e.String()
+		text = append(text, e.String())
 	}
-	_, err = io.WriteString(j.out.stdout, text)
+	_, err = io.WriteString(j.out.stdout, strings.Join(text, ""))
 	return err
 }
 

@@ -37,7 +37,7 @@ func startLive(t *testing.T) *liveTest {
 	mux := http.NewServeMux()
 	lt.register(mux)
 	lt.srv = httptest.NewServer(mux)
-	t.Cleanup(func() { lt.srv.CloseClientConnections(); lt.live.close(); lt.srv.Close() })
+	t.Cleanup(func() { lt.srv.CloseClientConnections(); lt.close(); lt.srv.Close() })
 	return lt
 }
 
@@ -146,8 +146,8 @@ func TestClosingALivePageEndsItsStreams(t *testing.T) {
 	lt := startLive(t)
 	events := lt.events(t)
 	expect(t, events, "report: <main>\nreport 1 of 0</main>")
-	lt.live.close()
-	for range events { //nolint:revive // drained until the stream ends
+	lt.close()
+	for range events {
 	}
 	if resp, err := http.Get(lt.srv.URL + "/live/events"); err == nil { //nolint:noctx // it is refused at once
 		defer resp.Body.Close()

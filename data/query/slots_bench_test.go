@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -126,7 +127,7 @@ func writeSlots(b *testing.B, dir string, n int) (size int64) {
 				id := fmt.Sprintf("seq-%07d", seq)
 				seq++
 				if d == 0 {
-					sequences = append(sequences, schemas.Sequence{SeqID: id, PromptLen: 20, Length: length, Tags: map[string]string{"set": fmt.Sprint(seq % 5)}})
+					sequences = append(sequences, schemas.Sequence{SeqID: id, PromptLen: 20, Length: length, Tags: map[string]string{"set": strconv.Itoa(seq % 5)}})
 				}
 				rows := make([]schemas.Slot, 0, length*(block-1))
 				for a := range length {

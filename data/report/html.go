@@ -139,7 +139,7 @@ func (r *Report) page() page {
 	p := page{Dataset: r.Dataset, Method: r.method(), LeftOut: query.Lines(r.LeftOut)}
 	for i, run := range r.Runs {
 		if i == pageRuns {
-			p.More = append(p.More, fmt.Sprintf("%s are not shown here: draftscope report --run NAME --html FILE", quantity(int64(len(r.Runs)-i), "more run")))
+			p.More = append(p.More, quantity(int64(len(r.Runs)-i), "more run")+" are not shown here: draftscope report --run NAME --html FILE")
 			break
 		}
 		p.Runs = append(p.Runs, run.page())

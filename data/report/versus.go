@@ -248,7 +248,7 @@ func WriteVersus(w io.Writer, v *Versus) error {
 	for _, t := range []table{run.pairTable(), run.slotPairTable(), v.partTable(), v.sequenceTable(), v.slot1Table(), v.failureTable()} {
 		if len(t.rows) > 0 {
 			fmt.Fprintf(b, "\n%s\n", t.title)
-			for _, line := range wrap(t.note, 100) {
+			for _, line := range wrap(t.note) {
 				fmt.Fprintln(b, "  "+line)
 			}
 			t.write(b)
