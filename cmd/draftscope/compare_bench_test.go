@@ -48,13 +48,13 @@ func BenchmarkCompare(b *testing.B) {
 	defer rows.close()
 	var ours, theirs, ourCPU, theirCPU []float64
 	for b.Loop() {
-		clock, cpu := spent(func() {
+		clock, cpu := timeOf(func() {
 			if _, path, err := compareCaptures(b.Context(), x, y, rows.rows, nil); err != nil || filepath.Base(path) != "a--b.parquet" {
 				b.Fatalf("%s: %v", path, err)
 			}
 		})
 		ours, ourCPU = append(ours, clock), append(ourCPU, cpu)
-		clock, cpu = spent(func() {
+		clock, cpu = timeOf(func() {
 			for _, db := range dbs {
 				rows, err := db.Query(b.Context(), "SELECT sum(list_sum(vec)) FROM states")
 				if err != nil {
@@ -76,8 +76,8 @@ func BenchmarkCompare(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// spent is the clock's and the processors' time of f, in seconds.
-func spent(f func()) (clock, cpu float64) {
+// timeOf is the clock's and the processors' time of f, in seconds.
+func timeOf(f func()) (clock, cpu float64) {
 	used := func() float64 {
 		var u syscall.Rusage
 		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
