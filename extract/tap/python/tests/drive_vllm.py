@@ -12,8 +12,10 @@ import argparse
 import asyncio
 import json
 import os
+import pathlib
 import random
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -23,6 +25,17 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 from vllm import SamplingParams  # noqa: E402
 from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: E402
 from vllm.v1.engine.async_llm import AsyncLLM  # noqa: E402
+
+
+def lie() -> None:
+    """Installs the plugin `lying` for the processes that vLLM starts."""
+    site = pathlib.Path(tempfile.mkdtemp())
+    info = site / "lying-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lying\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nlying = lying:register\n")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(site), str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    sys.path.insert(0, str(site))
 
 
 async def serve(engine: Any, s: dict[str, Any], new: int, patience: int | None, extra: dict[str, Any]) -> dict[str, Any] | None:
@@ -90,5 +103,7 @@ if __name__ == "__main__":
     p.add_argument("--ring-bytes", type=int, default=256 << 20)
     p.add_argument("--engine", default="{}", help="JSON of more engine arguments")
     p.add_argument("--seed", type=int, default=1)
+    if "DRAFTSCOPE_TAP_TEST_LIE" in os.environ:
+        lie()
     asyncio.run(main(p.parse_args()))
     sys.exit(0)
