@@ -69,7 +69,11 @@ async def main(a: argparse.Namespace) -> None:
         os.environ["DRAFTSCOPE_TAP_SOCKET"] = a.socket
         os.environ["DRAFTSCOPE_TAP_OPTIONS"] = json.dumps(options)
     args = {"model": a.model, "dtype": a.dtype, "skip_tokenizer_init": True, "max_model_len": 1024, "max_num_seqs": 16, "enforce_eager": True, **more}
-    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
+    config = AsyncEngineArgs(**args).create_engine_config()
+    # vLLM's processes import it once each when they are spawned, as they are
+    # by default on a CPU: half a minute of computing for each of two.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    engine = AsyncLLM.from_vllm_config(config)
     start = time.monotonic()
     served: list[dict[str, Any]] = []
     given_up: list[str] = []
