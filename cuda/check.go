@@ -74,15 +74,36 @@ func CheckRoPE(x Tensor, pos []int32, headDim, rotary int) error {
 	if err := valid(op, operand{"x", x}); err != nil {
 		return err
 	}
-	switch {
-	case headDim <= 0 || x.Cols%headDim != 0:
+	if headDim <= 0 || x.Cols%headDim != 0 {
 		return shapeError(op, "x %s in heads of %d", x, headDim)
-	case rotary < 0 || rotary > headDim || rotary%2 != 0:
+	}
+	return checkRotation(op, x, pos, headDim, rotary)
+}
+
+// checkRotation checks what RoPE needs beside its heads.
+func checkRotation(op string, x Tensor, pos []int32, headDim, rotary int) error {
+	if rotary < 0 || rotary > headDim || rotary%2 != 0 {
 		return shapeError(op, "%d rotary dims in heads of %d: want an even number, at most the head", rotary, headDim)
-	case len(pos) != x.Rows:
+	}
+	if len(pos) != x.Rows {
 		return shapeError(op, "%d positions for x %s", len(pos), x)
 	}
 	return nil
+}
+
+// Check checks the operands of [Device.NormRoPE].
+func (a NormRoPEArgs) Check(dst Tensor) error {
+	const op = "normrope"
+	if err := valid(op, operand{"dst", dst}, operand{"x", a.X}, operand{"w", a.W}); err != nil {
+		return err
+	}
+	if a.Heads <= 0 || a.HeadDim <= 0 || a.Step < a.HeadDim || a.X.Cols < (a.Heads-1)*a.Step+a.HeadDim {
+		return shapeError(op, "x %s in %d heads of %d, one every %d", a.X, a.Heads, a.HeadDim, a.Step)
+	}
+	if dst.Rows != a.X.Rows || dst.Cols != a.Heads*a.HeadDim || a.W.Rows != 1 || a.W.Cols != a.HeadDim {
+		return shapeError(op, "dst %s, x %s, w %s: want [T %d], [T N], [1 %d]", dst, a.X, a.W, a.Heads*a.HeadDim, a.HeadDim)
+	}
+	return checkRotation(op, a.X, a.Pos, a.HeadDim, a.Rotary)
 }
 
 // Check checks the operands of [Device.Attention].

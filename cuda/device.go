@@ -113,6 +113,23 @@ type AttentionArgs struct {
 	Scale   float32
 }
 
+// NormRoPEArgs are the operands of [Device.NormRoPE]. Head h of a row of X is
+// its columns h*Step..h*Step+HeadDim-1: Step is HeadDim where heads lie one
+// after the other, more where something lies between them, such as the gates
+// of Qwen3.5's queries.
+type NormRoPEArgs struct {
+	X       Tensor // [T, at least (Heads-1)*Step+HeadDim]
+	W       Tensor // [1, HeadDim]
+	Heads   int
+	HeadDim int
+	Step    int
+	Eps     float32
+	Gain    float32 // added to W: 0, or 1 for Qwen3.5's (1+w) norms
+	Pos     []int32 // one a row
+	Rotary  int     // dims of a head that turn, the first ones
+	Theta   float64
+}
+
 // DeltaArgs are the operands of [Device.DeltaRule], the gated delta rule of
 // Qwen3.5 (hybrid.md §4.4-4.7). Q, K, V come after the convolution; the
 // operation L2-normalises q and k, scales q by KeyDim^-0.5, and computes
@@ -185,6 +202,11 @@ type Device interface {
 	Name() string
 	// New allocates n zeroed float32 values.
 	New(n int) (Buffer, error)
+	// Grow gives a buffer of n values which begins with those of buf, and zeros
+	// after them; use it in place of buf, as with append. A nil buf is an empty
+	// one, and one that is long enough already comes back as it is. Growing by
+	// little often is cheap. On an error buf is as it was.
+	Grow(buf Buffer, n int) (Buffer, error)
 	// Upload copies Rows*Cols values into dst, Download copies them out.
 	Upload(dst Tensor, src []float32) error
 	Download(dst []float32, src Tensor) error
@@ -198,6 +220,10 @@ type Device interface {
 	// RoPE rotates the first rotary dims of each head of x [T, heads*headDim]
 	// in place, halves within the rotary dims (neox); row t is at pos[t].
 	RoPE(x Tensor, pos []int32, headDim, rotary int, theta float64) error
+	// NormRoPE gives every head of X RMSNorm and then RoPE, in one pass, and
+	// sets dst [T, Heads*HeadDim] to them. dst may be the heads of X
+	// themselves where Step is HeadDim, and else shares no memory with it.
+	NormRoPE(dst Tensor, args NormRoPEArgs) error
 	// Attention sets dst [M, QHeads*HeadDim] to softmax(q·kᵀ·scale + mask)·v.
 	Attention(dst Tensor, args AttentionArgs) error
 	// GateMul sets dst = act(gate) ⊙ x. dst may be either operand.

@@ -7,22 +7,20 @@ import (
 )
 
 // extendRows bounds the rows that one pass of [Context.Extend] projects, and
-// so its scratch memory.
-const extendRows = 1024
+// so its scratch memory. A GPU's products need some thousands to fill it.
+const extendRows = 4096
 
 // dflashContext holds a sequence's keys and values, ready for attention: row t
 // of layer i's K is rope(k_norm(Wk·c_t)), of its V Wv·c_t.
 type dflashContext struct {
 	model *dflash
 	rows  int
-	cap   int
-	keys  []cuda.Buffer // one a layer, [cap, kv heads * head dim]
-	vals  []cuda.Buffer
+	kv    []cuda.Buffer // one a layer, K beside V: [rows, 2 * kv heads * head dim]
 }
 
 // NewContext implements [Model].
 func (m *dflash) NewContext() (Context, error) {
-	return &dflashContext{model: m, keys: make([]cuda.Buffer, len(m.layers)), vals: make([]cuda.Buffer, len(m.layers))}, nil
+	return &dflashContext{model: m, kv: make([]cuda.Buffer, len(m.layers))}, nil
 }
 
 // Len implements [Context].
@@ -30,15 +28,13 @@ func (c *dflashContext) Len() int { return c.rows }
 
 // Close implements [Context].
 func (c *dflashContext) Close() {
-	for i := range c.keys {
-		for _, b := range []cuda.Buffer{c.keys[i], c.vals[i]} {
-			if b != nil {
-				b.Close()
-			}
+	for i, b := range c.kv {
+		if b != nil {
+			b.Close()
 		}
-		c.keys[i], c.vals[i] = nil, nil
+		c.kv[i] = nil
 	}
-	c.rows, c.cap = 0, 0
+	c.rows = 0
 }
 
 // layer views positions lo..hi-1 of layer i's keys and values.
@@ -47,14 +43,15 @@ func (c *dflashContext) layer(i, lo, hi int) (k, v cuda.Tensor) {
 		return cuda.Tensor{}, cuda.Tensor{}
 	}
 	width := c.model.spec.KVHeads * c.model.spec.HeadDim
-	return cuda.Matrix(c.keys[i], c.cap, width).RowRange(lo, hi), cuda.Matrix(c.vals[i], c.cap, width).RowRange(lo, hi)
+	both := cuda.Matrix(c.kv[i], hi, 2*width).RowRange(lo, hi)
+	return both.ColRange(0, width), both.ColRange(width, 2*width)
 }
 
 // Extend implements [Context].
 func (c *dflashContext) Extend(taps []cuda.Tensor) error {
 	m := c.model
-	if len(taps) != len(m.fc) {
-		return fmt.Errorf("extending a context: %d taps, want %d", len(taps), len(m.fc))
+	if len(taps) != len(m.spec.Taps) {
+		return fmt.Errorf("extending a context: %d taps, want %d", len(taps), len(m.spec.Taps))
 	}
 	for _, t := range taps {
 		if t.Rows != taps[0].Rows || t.Cols != m.spec.Hidden {
@@ -77,26 +74,21 @@ func (c *dflashContext) Extend(taps []cuda.Tensor) error {
 func (c *dflashContext) extend(taps []cuda.Tensor, lo, hi int) error {
 	m, n := c.model, hi-lo
 	o := ops{dev: m.dev}
+	in := m.beside(&o, taps, lo, hi)
 	ctx := m.scratch.tensor(&o, "ctx", n, m.spec.Hidden)
-	for p, w := range m.fc {
-		o.gemm(ctx, taps[p].RowRange(lo, hi), w, p > 0)
-	}
+	o.gemm(ctx, in, m.fc, false)
 	o.norm(ctx, ctx, m.ctxNorm, m.spec.Eps)
-	pos, same := make([]int32, n), make([]int32, n)
+	pos := make([]int32, n)
 	for i := range pos {
-		pos[i], same[i] = int32(c.rows+i), int32(i)
+		pos[i] = int32(c.rows + i)
 	}
-	// One product for all layers fills a GPU; a row of weights gives the same
-	// numbers wherever it lies.
-	kv := m.scratch.tensor(&o, "kv", n, m.kv.Rows)
-	o.gemm(kv, ctx, m.kv, false)
 	for i := range m.layers {
 		l := &m.layers[i]
 		k, v := c.layer(i, c.rows, c.rows+n)
-		o.gather(k, kv.ColRange(2*i*k.Cols, (2*i+1)*k.Cols), same)
-		o.gather(v, kv.ColRange((2*i+1)*k.Cols, (2*i+2)*k.Cols), same)
-		o.norm(k.Heads(m.spec.HeadDim), k.Heads(m.spec.HeadDim), l.kNorm, m.spec.Eps)
-		o.rope(k, pos, m.spec)
+		both := k
+		both.Cols += v.Cols
+		o.gemm(both, ctx, l.kv, false)
+		o.normRope(k, l.kNorm, pos, m.spec)
 	}
 	if o.err == nil {
 		c.rows += n
@@ -104,45 +96,37 @@ func (c *dflashContext) extend(taps []cuda.Tensor, lo, hi int) error {
 	return o.err
 }
 
-// grow makes room for rows positions, at least doubling what there was.
-func (c *dflashContext) grow(rows int) error {
-	if rows <= c.cap {
-		return nil
+// beside views rows lo..hi-1 of the taps as one matrix [hi-lo, taps*H], where
+// they are columns of one that follow each other; else it lays them out so.
+func (m *dflash) beside(o *ops, taps []cuda.Tensor, lo, hi int) cuda.Tensor {
+	all, h := taps[0], m.spec.Hidden
+	all.Cols = len(taps) * h
+	together := all.Stride >= all.Cols
+	for p, t := range taps {
+		together = together && t.Buf == all.Buf && t.Stride == all.Stride && t.Off == all.Off+p*h
 	}
-	m := c.model
-	room := max(rows, 2*c.cap, 64)
-	width := m.spec.KVHeads * m.spec.HeadDim
-	for _, bufs := range [][]cuda.Buffer{c.keys, c.vals} {
-		for i, old := range bufs {
-			grown, err := regrow(m.dev, old, c.rows, room, width)
-			if err != nil {
-				return err
-			}
-			bufs[i] = grown
-		}
+	if together {
+		return all.RowRange(lo, hi)
 	}
-	c.cap = room
-	return nil
-}
-
-// regrow moves the first rows of old, which may be nil, to a new buffer of
-// room rows and closes old. On an error old is untouched.
-func regrow(dev cuda.Device, old cuda.Buffer, rows, room, width int) (cuda.Buffer, error) {
-	grown, err := dev.New(room * width)
-	if err != nil {
-		return nil, err
-	}
-	if old == nil {
-		return grown, nil
-	}
-	same := make([]int32, rows)
+	all = m.scratch.tensor(o, "taps", hi-lo, all.Cols)
+	same := make([]int32, hi-lo)
 	for i := range same {
 		same[i] = int32(i)
 	}
-	if err := dev.GatherRows(cuda.Matrix(grown, rows, width), cuda.Matrix(old, rows, width), same); err != nil {
-		grown.Close()
-		return nil, err
+	for p, t := range taps {
+		o.gather(all.ColRange(p*h, (p+1)*h), t.RowRange(lo, hi), same)
 	}
-	old.Close()
-	return grown, nil
+	return all
+}
+
+// grow makes room for rows positions.
+func (c *dflashContext) grow(rows int) error {
+	for i, b := range c.kv {
+		grown, err := c.model.dev.Grow(b, rows*2*c.model.spec.KVHeads*c.model.spec.HeadDim)
+		if err != nil {
+			return err
+		}
+		c.kv[i] = grown
+	}
+	return nil
 }

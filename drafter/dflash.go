@@ -1,6 +1,7 @@
 package drafter
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
@@ -29,8 +30,7 @@ type dflash struct {
 	spec      Spec
 	dev       cuda.Device
 	embedding cuda.Tensor
-	fc        []cuda.Tensor // one [H, H] a tap: the column blocks of fc
-	kv        cuda.Tensor   // every layer's k and v, one below the other: views in layers
+	fc        cuda.Tensor // [H, taps*H]
 	ctxNorm   cuda.Tensor
 	norm      cuda.Tensor
 	layers    []dflashLayer
@@ -40,9 +40,11 @@ type dflash struct {
 type dflashLayer struct {
 	rule             Visibility
 	inNorm, postNorm cuda.Tensor // [1, H]
-	q, k, v, o       cuda.Tensor // [out, in]
 	qNorm, kNorm     cuda.Tensor // [1, head dim]
-	gate, up, down   cuda.Tensor
+	// Weights are [out, in]. Those that share an input lie one below the other,
+	// for one product: q, k and v, of which kv are the last two; gate and up.
+	qkv, kv, o   cuda.Tensor
+	gateUp, down cuda.Tensor
 }
 
 func openDFlash(o opening) (Model, error) {
@@ -86,29 +88,41 @@ func (m *dflash) load(l *loader, targetLayers int) error {
 			m.embedding = r.matrix(embeddingName, m.spec.Vocab, h)
 		}
 	}
-	wide, narrow := m.spec.Heads*m.spec.HeadDim, m.spec.KVHeads*m.spec.HeadDim
-	var err error
-	if m.kv, err = l.room(2*narrow*len(m.spec.Attention), h); err != nil {
-		return fmt.Errorf("placing keys' and values' weights: %w", err)
-	}
 	for i, rule := range m.spec.Attention {
-		r.prefix = fmt.Sprintf("layers.%d.", i)
-		m.layers = append(m.layers, dflashLayer{
-			rule:     rule,
-			inNorm:   r.matrix("input_layernorm.weight", 0, h),
-			postNorm: r.matrix("post_attention_layernorm.weight", 0, h),
-			q:        r.matrix("self_attn.q_proj.weight", wide, h),
-			k:        r.into("self_attn.k_proj.weight", m.kv.RowRange(2*i*narrow, (2*i+1)*narrow)),
-			v:        r.into("self_attn.v_proj.weight", m.kv.RowRange((2*i+1)*narrow, (2*i+2)*narrow)),
-			o:        r.matrix("self_attn.o_proj.weight", h, wide),
-			qNorm:    r.matrix("self_attn.q_norm.weight", 0, m.spec.HeadDim),
-			kNorm:    r.matrix("self_attn.k_norm.weight", 0, m.spec.HeadDim),
-			gate:     r.matrix("mlp.gate_proj.weight", m.spec.Inter, h),
-			up:       r.matrix("mlp.up_proj.weight", m.spec.Inter, h),
-			down:     r.matrix("mlp.down_proj.weight", h, m.spec.Inter),
-		})
+		layer, err := m.loadLayer(l, i)
+		if err = errors.Join(r.err, err); err != nil {
+			return err
+		}
+		layer.rule = rule
+		m.layers = append(m.layers, layer)
 	}
 	return r.err
+}
+
+// loadLayer takes the tensors of layer i.
+func (m *dflash) loadLayer(l *loader, i int) (layer dflashLayer, err error) {
+	h, inter := m.spec.Hidden, m.spec.Inter
+	wide, narrow := m.spec.Heads*m.spec.HeadDim, m.spec.KVHeads*m.spec.HeadDim
+	if layer.qkv, err = l.room(wide+2*narrow, h); err != nil {
+		return layer, fmt.Errorf("placing the weights of layer %d: %w", i, err)
+	}
+	if layer.gateUp, err = l.room(2*inter, h); err != nil {
+		return layer, fmt.Errorf("placing the weights of layer %d: %w", i, err)
+	}
+	layer.kv = layer.qkv.RowRange(wide, wide+2*narrow)
+	r := reader{l: l, prefix: fmt.Sprintf("layers.%d.", i)}
+	layer.inNorm = r.matrix("input_layernorm.weight", 0, h)
+	layer.postNorm = r.matrix("post_attention_layernorm.weight", 0, h)
+	r.into("self_attn.q_proj.weight", layer.qkv.RowRange(0, wide))
+	r.into("self_attn.k_proj.weight", layer.kv.RowRange(0, narrow))
+	r.into("self_attn.v_proj.weight", layer.kv.RowRange(narrow, 2*narrow))
+	layer.o = r.matrix("self_attn.o_proj.weight", h, wide)
+	layer.qNorm = r.matrix("self_attn.q_norm.weight", 0, m.spec.HeadDim)
+	layer.kNorm = r.matrix("self_attn.k_norm.weight", 0, m.spec.HeadDim)
+	r.into("mlp.gate_proj.weight", layer.gateUp.RowRange(0, inter))
+	r.into("mlp.up_proj.weight", layer.gateUp.RowRange(inter, 2*inter))
+	layer.down = r.matrix("mlp.down_proj.weight", h, inter)
+	return layer, r.err
 }
 
 // loadProjection takes fc, whose width must be that of the taps together.
@@ -130,14 +144,8 @@ func (m *dflash) loadProjection(l *loader, targetLayers int) error {
 		return fmt.Errorf("%w: %s has %d inputs, which is %.4g states of %d; the configuration names %d (%v)",
 			ErrWeights, name, shape[1], float64(shape[1])/float64(h), h, n, m.spec.States())
 	}
-	fc, err := l.matrix(name, h, n*h)
-	if err != nil {
-		return err
-	}
-	for p := range n {
-		m.fc = append(m.fc, fc.ColRange(p*h, (p+1)*h))
-	}
-	return nil
+	m.fc, err = l.matrix(name, h, n*h)
+	return err
 }
 
 // BlockSize implements [Model].
@@ -185,23 +193,23 @@ func (c *dflashContext) draft(anchors, tokens []int32) (cuda.Tensor, error) {
 	o := ops{dev: m.dev}
 	x := s.tensor(&o, "x", rows, m.spec.Hidden)
 	o.gather(x, m.embedding, ids)
-	spans := make([]cuda.Span, rows)
+	var spans []cuda.Span
 	for i := range m.layers {
 		l := &m.layers[i]
-		var q, k, v cuda.Tensor
+		qkv := s.tensor(&o, "qkv", rows, l.qkv.Rows)
 		if i == 0 {
-			q, k, v = c.projectDistinct(&o, l, append(tokens[:n:n], m.spec.MaskToken), source)
+			m.projectDistinct(&o, l, qkv, append(tokens[:n:n], m.spec.MaskToken), source)
 		} else {
-			u := s.tensor(&o, "u", rows, m.spec.Hidden)
-			o.norm(u, x, l.inNorm, m.spec.Eps)
-			q, k, v = m.project(&o, l, u, "")
+			m.project(&o, l, qkv, x)
 		}
-		o.norm(q.Heads(m.spec.HeadDim), q.Heads(m.spec.HeadDim), l.qNorm, m.spec.Eps)
-		o.norm(k.Heads(m.spec.HeadDim), k.Heads(m.spec.HeadDim), l.kNorm, m.spec.Eps)
-		o.rope(q, pos, m.spec)
-		o.rope(k, pos, m.spec)
-		for r := range spans {
-			spans[r] = l.rule.Span(int(anchors[r/b]), r%b, r/b*b, b)
+		q, k, v := m.split(qkv)
+		o.normRope(q, l.qNorm, pos, m.spec)
+		o.normRope(k, l.kNorm, pos, m.spec)
+		if i == 0 || l.rule != m.layers[i-1].rule {
+			spans = make([]cuda.Span, rows)
+			for r := range spans {
+				spans[r] = l.rule.Span(int(anchors[r/b]), r%b, r/b*b, b)
+			}
 		}
 		mixed := s.tensor(&o, "mixed", rows, q.Cols)
 		ctxK, ctxV := c.layer(i, 0, c.rows)
@@ -219,42 +227,36 @@ func (c *dflashContext) draft(anchors, tokens []int32) (cuda.Tensor, error) {
 	return z, o.err
 }
 
-// project multiplies normed rows by a layer's Wq, Wk and Wv.
-func (m *dflash) project(o *ops, l *dflashLayer, u cuda.Tensor, tag string) (q, k, v cuda.Tensor) {
-	q = m.scratch.tensor(o, "q"+tag, u.Rows, l.q.Rows)
-	k = m.scratch.tensor(o, "k"+tag, u.Rows, l.k.Rows)
-	v = m.scratch.tensor(o, "v"+tag, u.Rows, l.v.Rows)
-	o.gemm(q, u, l.q, false)
-	o.gemm(k, u, l.k, false)
-	o.gemm(v, u, l.v, false)
-	return q, k, v
+// project multiplies the normed rows of x by a layer's Wq, Wk and Wv.
+func (m *dflash) project(o *ops, l *dflashLayer, qkv, x cuda.Tensor) {
+	u := m.scratch.tensor(o, "u", x.Rows, x.Cols)
+	o.norm(u, x, l.inNorm, m.spec.Eps)
+	o.gemm(qkv, u, l.qkv, false)
 }
 
 // projectDistinct is project for the first layer, where a row is the embedding
 // of one of few tokens: each is multiplied once and then copied to its slots.
-func (c *dflashContext) projectDistinct(o *ops, l *dflashLayer, tokens, source []int32) (q, k, v cuda.Tensor) {
-	m := c.model
-	u := m.scratch.tensor(o, "u", len(tokens), m.spec.Hidden)
-	o.gather(u, m.embedding, tokens)
-	o.norm(u, u, l.inNorm, m.spec.Eps)
-	q0, k0, v0 := m.project(o, l, u, "0")
-	q = m.scratch.tensor(o, "q", len(source), q0.Cols)
-	k = m.scratch.tensor(o, "k", len(source), k0.Cols)
-	v = m.scratch.tensor(o, "v", len(source), v0.Cols)
-	o.gather(q, q0, source)
-	o.gather(k, k0, source)
-	o.gather(v, v0, source)
-	return q, k, v
+func (m *dflash) projectDistinct(o *ops, l *dflashLayer, qkv cuda.Tensor, tokens, source []int32) {
+	x := m.scratch.tensor(o, "distinct", len(tokens), m.spec.Hidden)
+	o.gather(x, m.embedding, tokens)
+	few := m.scratch.tensor(o, "distinct qkv", len(tokens), qkv.Cols)
+	m.project(o, l, few, x)
+	o.gather(qkv, few, source)
+}
+
+// split views the columns of qkv.
+func (m *dflash) split(qkv cuda.Tensor) (q, k, v cuda.Tensor) {
+	wide, narrow := m.spec.Heads*m.spec.HeadDim, m.spec.KVHeads*m.spec.HeadDim
+	return qkv.ColRange(0, wide), qkv.ColRange(wide, wide+narrow), qkv.ColRange(wide+narrow, wide+2*narrow)
 }
 
 // mlp adds Wdown·(silu(Wgate·y) ⊙ Wup·y) to x, with y = RMSNorm(x).
 func (m *dflash) mlp(o *ops, l *dflashLayer, x cuda.Tensor) {
 	y := m.scratch.tensor(o, "u", x.Rows, m.spec.Hidden)
-	gate := m.scratch.tensor(o, "gate", x.Rows, m.spec.Inter)
-	up := m.scratch.tensor(o, "up", x.Rows, m.spec.Inter)
+	both := m.scratch.tensor(o, "gate up", x.Rows, l.gateUp.Rows)
+	gate, up := both.ColRange(0, m.spec.Inter), both.ColRange(m.spec.Inter, 2*m.spec.Inter)
 	o.norm(y, x, l.postNorm, m.spec.Eps)
-	o.gemm(gate, y, l.gate, false)
-	o.gemm(up, y, l.up, false)
+	o.gemm(both, y, l.gateUp, false)
 	o.gateMul(gate, gate, up)
 	o.gemm(x, gate, l.down, true)
 }

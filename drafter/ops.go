@@ -24,8 +24,15 @@ func (o *ops) norm(dst, x, w cuda.Tensor, eps float32) {
 	o.do(func() error { return o.dev.RMSNorm(dst, x, w, eps, 0) })
 }
 
-func (o *ops) rope(x cuda.Tensor, pos []int32, s Spec) {
-	o.do(func() error { return o.dev.RoPE(x, pos, s.HeadDim, s.Rotary, s.Theta) })
+// normRope norms and rotates the heads of x, which lie one after the other, in
+// place.
+func (o *ops) normRope(x, w cuda.Tensor, pos []int32, s Spec) {
+	o.do(func() error {
+		return o.dev.NormRoPE(x, cuda.NormRoPEArgs{
+			X: x, W: w, Heads: x.Cols / s.HeadDim, HeadDim: s.HeadDim, Step: s.HeadDim, Eps: s.Eps,
+			Pos: pos, Rotary: s.Rotary, Theta: s.Theta,
+		})
+	})
 }
 
 func (o *ops) gather(dst, src cuda.Tensor, rows []int32) {

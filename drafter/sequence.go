@@ -33,7 +33,6 @@ type sequence struct {
 	// distributions are needed and recorded; nil otherwise.
 	final      cuda.Buffer
 	finalWidth int
-	finalCap   int
 }
 
 // lane is one drafter's work on a sequence.
@@ -82,25 +81,22 @@ func (q *sequence) close() {
 
 // finalRows views the normed final states of all positions.
 func (q *sequence) finalRows() cuda.Tensor {
-	return cuda.Matrix(q.final, q.finalCap, q.finalWidth).RowRange(0, len(q.tokens))
+	return cuda.Matrix(q.final, len(q.tokens), q.finalWidth)
 }
 
 // keepFinal appends normed final states, whose first row is that of position
 // at.
 func (q *sequence) keepFinal(dev cuda.Device, at int, normed cuda.Tensor) error {
-	if need := at + normed.Rows; need > q.finalCap {
-		room := max(need, 2*q.finalCap, 64)
-		grown, err := regrow(dev, q.final, at, room, normed.Cols)
-		if err != nil {
-			return fmt.Errorf("keeping final states: %w", err)
-		}
-		q.final, q.finalCap, q.finalWidth = grown, room, normed.Cols
+	grown, err := dev.Grow(q.final, (at+normed.Rows)*normed.Cols)
+	if err != nil {
+		return fmt.Errorf("keeping final states: %w", err)
 	}
+	q.final, q.finalWidth = grown, normed.Cols
 	rows := make([]int32, normed.Rows)
 	for i := range rows {
 		rows[i] = int32(i)
 	}
-	dst := cuda.Matrix(q.final, q.finalCap, q.finalWidth).RowRange(at, at+normed.Rows)
+	dst := cuda.Matrix(q.final, at+normed.Rows, normed.Cols).RowRange(at, at+normed.Rows)
 	return dev.GatherRows(dst, normed, rows)
 }
 

@@ -106,9 +106,10 @@ func BenchmarkStageAtQwen36Shape(b *testing.B) {
 }
 
 func benchmarkStage(b *testing.B, w *world, d *drafter.Drafter, host drafter.Host, noise []float32, length, anchors int) {
+	all := w.upload(noise[:length*bigTaps*bigHidden], length, bigTaps*bigHidden) // as a stage places them
 	var taps []cuda.Tensor
 	for i := range bigTaps {
-		taps = append(taps, w.upload(noise[i*1000:][:length*bigHidden], length, bigHidden))
+		taps = append(taps, all.ColRange(i*bigHidden, (i+1)*bigHidden))
 	}
 	at, tokens := make([]int32, anchors), make([]int32, anchors)
 	for i := range at {

@@ -19,6 +19,9 @@ import (
 // DefaultK is how many candidates of a slot the table drafts keep.
 const DefaultK = 16
 
+// uploadRows bounds the rows of states that are uploaded at once.
+const uploadRows = 2048
+
 // Bounds of a stage's settings; more would be a mistake.
 const (
 	maxBudget = 1 << 14
@@ -226,11 +229,11 @@ func (s *Stage) capture(ctx context.Context, q *sequence, rec arrow.Record) erro
 	if q.spec == nil {
 		q.spec = &c.Spec
 	}
-	for lo := 0; lo < len(c.Tokens); lo += extendRows {
+	for lo := 0; lo < len(c.Tokens); lo += uploadRows {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := s.extend(q, c, lo, min(lo+extendRows, len(c.Tokens))); err != nil {
+		if err := s.extend(q, c, lo, min(lo+uploadRows, len(c.Tokens))); err != nil {
 			return err
 		}
 	}
@@ -243,32 +246,14 @@ func (s *Stage) capture(ctx context.Context, q *sequence, rec arrow.Record) erro
 // extend appends rows lo..hi-1 of a batch: tokens, labels, and every
 // drafter's context.
 func (s *Stage) extend(q *sequence, c schemas.Capture, lo, hi int) error {
-	host := s.cfg.Host
 	o := ops{dev: s.cfg.Device}
-	rows := map[Tap]cuda.Tensor{}
-	place := func(tap Tap) {
-		i := slices.Index(c.Spec.States, tap.State)
-		if _, ok := rows[tap]; ok || i < 0 {
-			return
-		}
-		width := c.Spec.Hidden * c.Spec.DType.Size()
-		vals := c.Spec.DType.AppendFloats(make([]float32, 0, (hi-lo)*host.Hidden), c.States[i][lo*width:hi*width])
-		t := s.upload.tensor(&o, fmt.Sprint(tap), hi-lo, host.Hidden)
-		o.do(func() error { return s.cfg.Device.Upload(t, vals) })
-		if tap.Normed {
-			o.do(func() error { return s.cfg.Device.RMSNorm(t, t, host.FinalNorm, host.Eps, host.Gain) })
-		}
-		rows[tap] = t
-	}
-	final := Tap{State: host.Layers, Normed: true}
-	place(final)
+	rows := s.place(&o, q, c, lo, hi)
 	for _, l := range q.lanes {
 		if l.fault != nil {
 			continue
 		}
 		var taps []cuda.Tensor
 		for _, tap := range l.drafter.Taps() {
-			place(tap)
 			taps = append(taps, rows[tap])
 		}
 		o.do(func() error { return l.context.Extend(taps) })
@@ -276,7 +261,7 @@ func (s *Stage) extend(q *sequence, c schemas.Capture, lo, hi int) error {
 	if o.err != nil {
 		return o.err
 	}
-	labels, err := s.labels(q, c.Tokens[lo:hi], rows[final])
+	labels, err := s.labels(q, c.Tokens[lo:hi], rows[s.final()])
 	if err != nil {
 		return err
 	}
@@ -286,6 +271,44 @@ func (s *Stage) extend(q *sequence, c schemas.Capture, lo, hi int) error {
 		q.mask = append(q.mask, t.LossMask)
 	}
 	return nil
+}
+
+// final is the state that the target's own head reads.
+func (s *Stage) final() Tap { return Tap{State: s.cfg.Host.Layers, Normed: true} }
+
+// place uploads rows lo..hi-1 of the states that are recorded and read: those
+// of each drafter side by side, as its context takes them best, where no other
+// has them already.
+func (s *Stage) place(o *ops, q *sequence, c schemas.Capture, lo, hi int) map[Tap]cuda.Tensor {
+	host := s.cfg.Host
+	var order []Tap
+	want := func(taps ...Tap) {
+		for _, tap := range taps {
+			if slices.Contains(c.Spec.States, tap.State) && !slices.Contains(order, tap) {
+				order = append(order, tap)
+			}
+		}
+	}
+	for _, l := range q.lanes {
+		if l.fault == nil {
+			want(l.drafter.Taps()...)
+		}
+	}
+	want(s.final())
+	all := s.upload.tensor(o, "states", hi-lo, len(order)*host.Hidden)
+	rows := map[Tap]cuda.Tensor{}
+	for p, tap := range order {
+		width := c.Spec.Hidden * c.Spec.DType.Size()
+		states := c.States[slices.Index(c.Spec.States, tap.State)][lo*width : hi*width]
+		vals := c.Spec.DType.AppendFloats(make([]float32, 0, (hi-lo)*host.Hidden), states)
+		t := all.ColRange(p*host.Hidden, (p+1)*host.Hidden)
+		o.do(func() error { return s.cfg.Device.Upload(t, vals) })
+		if tap.Normed {
+			o.do(func() error { return s.cfg.Device.RMSNorm(t, t, host.FinalNorm, host.Eps, host.Gain) })
+		}
+		rows[tap] = t
+	}
+	return rows
 }
 
 // labels gives the target's argmax after each token: as the capture says,

@@ -211,9 +211,8 @@ func (r *reader) matrix(name string, rows, cols int) cuda.Tensor {
 }
 
 // into is matrix for a part of memory that is there.
-func (r *reader) into(name string, dst cuda.Tensor) cuda.Tensor {
+func (r *reader) into(name string, dst cuda.Tensor) {
 	if r.err == nil {
 		r.err = r.l.into(r.prefix+name, dst)
 	}
-	return dst
 }

@@ -261,7 +261,7 @@ func TestAFrozenDaemonCostsOneDeadlineAndShedsExactly(t *testing.T) {
 	b := newRig(t)
 	ds := filepath.Join(b.dir, "ds")
 	daemon := b.tap("--out", ds, "--once", "--states", "2,4,5,6,8")
-	engine := b.drive("load", "--count", "48", "--ring-bytes", "659456")
+	engine := b.drive("load", "--count", "48", "--ring-bytes", "659456", "--staging-bytes", "4000000")
 	b.until(engine, daemon, func() bool { return strings.Contains(daemon.log.String(), "engine transformers") })
 	time.Sleep(500 * time.Millisecond)
 	daemon.signal(syscall.SIGSTOP)

@@ -84,7 +84,9 @@ func probe(dev cuda.Device) (out []probed, err error) {
 	}
 	note("rmsnorm", qkv, dev.RMSNorm(qkv, x, gain, 1e-6, 1))
 	note("gemm", x, dev.Gemm(x, qkv, w, true))
-	note("rope", x, dev.RoPE(x, pos, dim, dim, 1e4))
+	note("normrope", x, dev.NormRoPE(x, cuda.NormRoPEArgs{
+		X: x, W: gain.ColRange(0, dim), Heads: heads, HeadDim: dim, Step: dim, Eps: 1e-6, Gain: 1, Pos: pos, Rotary: dim, Theta: 1e4,
+	}))
 	note("attention", qkv, dev.Attention(qkv, cuda.AttentionArgs{
 		Q: x, CtxK: x, CtxV: x, BlkK: x, BlkV: x, Spans: spans, QHeads: heads, KVHeads: heads, HeadDim: dim, Scale: .2,
 	}))

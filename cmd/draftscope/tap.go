@@ -27,7 +27,8 @@ as a dataset at --out, or puts them into the stream at --nats.
 With --target, the folder of the model that the engine runs, it computes a few
 rows itself and refuses an engine whose states are not what it calls them; and
 --drafter puts drafters on the traffic as it comes. Without, nothing is known
-of the states but what the engine says.
+of the states but what the engine says. --check-only checks and counts
+everything, and stores nothing: what a tap costs the engine, by itself.
 
 Requests that do not finish leave a fault that says why. The first interrupt
 ends the capture after the sequence at hand, a second one stops at once; the
@@ -43,11 +44,14 @@ examples:
 type tapJob struct {
 	*job
 	streamFlags
-	socket string
-	once   bool
-	every  int
-	memory int64
-	policy tap.Policy
+	socket    string
+	once      bool
+	checkOnly bool
+	every     int
+	memory    int64
+	policy    tap.Policy
+
+	acceptance acceptance
 }
 
 // tagFlag collects --tag K=V.
@@ -80,6 +84,8 @@ func cmdTap(ctx context.Context, args []string, out streams) error {
 		return badUsage("--states taps needs --target and drafters to take the taps from; say --states all, or a list such as 2,4,8")
 	case t.nats != pipeline.Embedded && len(t.drafters) > 0:
 		return badUsage("--drafter goes with a dataset at --out; at --nats, \"draftscope draft\" puts drafters on the run")
+	case t.checkOnly && (len(t.drafters) > 0 || t.nats != pipeline.Embedded):
+		return badUsage("--check-only stores nothing; leave out --drafter and --nats")
 	case t.once && t.every < 0, t.memory < 0:
 		return badUsage("--probe-every and --memory must not be negative")
 	}
@@ -105,6 +111,7 @@ func (t *tapJob) tapFlags(fs *flag.FlagSet) {
 	fs.BoolVar(&t.policy.Redact, "redact", false, "do not store the text")
 	fs.Int64Var(&t.memory, "memory", 1<<30, "hold at most `N` bytes of states that are not published yet")
 	fs.IntVar(&t.every, "probe-every", 1000, "with --target, test the first sequence of an engine and one in `N` after it")
+	fs.BoolVar(&t.checkOnly, "check-only", false, "check and count what comes, and store nothing")
 	fs.BoolVar(&t.once, "once", false, "end when the engine that came has gone")
 	t.draftFlags(fs)
 	t.commonFlags(fs)
@@ -174,6 +181,17 @@ func (t *tapJob) capture(ctx context.Context, l *tap.Listener, first *tap.Engine
 			return refuse(err)
 		}
 	}
+	states, err := t.wanted(first.Hello)
+	if err != nil {
+		return refuse(err)
+	}
+	config := tap.Config{
+		Run: t.jobFlags.run, States: states, DType: dtype, Policy: t.policy, Target: t.model, Tokenizer: t.tok,
+		ProbeEvery: t.every, Memory: t.memory, Once: t.once, Log: t.log,
+	}
+	if t.checkOnly {
+		return t.check(ctx, l, first, config)
+	}
 	var session *pipeline.Session
 	if t.nats == pipeline.Embedded {
 		if err := t.openDataset(t.jobFlags.out); err != nil {
@@ -190,10 +208,6 @@ func (t *tapJob) capture(ctx context.Context, l *tap.Listener, first *tap.Engine
 		return refuse(jobError(err))
 	}
 	t.opened.add(session)
-	states, err := t.wanted(first.Hello)
-	if err != nil {
-		return refuse(err)
-	}
 	record := t.record(first.Hello, states, dtype)
 	if t.ds == nil {
 		err = t.describeRun(ctx, session, record)
@@ -205,32 +219,82 @@ func (t *tapJob) capture(ctx context.Context, l *tap.Listener, first *tap.Engine
 	if err != nil {
 		return refuse(err)
 	}
-	source, err := tap.NewSource(l, first, tap.Config{
-		Run: t.jobFlags.run, States: states, DType: dtype, Policy: t.policy, Target: t.model, Tokenizer: t.tok,
-		ProbeEvery: t.every, Memory: t.memory, Once: t.once, Log: t.log,
-	})
+	source, err := tap.NewSource(l, first, config)
 	if err != nil {
 		return tapError(err)
 	}
 	defer func() { err = errors.Join(err, source.Close()) }()
-	mon := newMonitor().with(t.jobFlags.run, session)
-	mon.more = func(w io.Writer) []metric { return tapMetrics(w, t.jobFlags.run, source.Status()) }
-	closeHTTP, err := serveHTTP(t.http, t.say, mon)
+	closeHTTP, err := t.serveStatus(newMonitor().with(t.jobFlags.run, session), source)
 	if err != nil {
 		return err
 	}
 	defer closeHTTP()
-	return t.conclude(ctx, session, source)
+	return t.conclude(ctx, source, func() (pipeline.Summary, error) { return t.move(ctx, session, source) })
+}
+
+func (t *tapJob) serveStatus(mon *monitor, source *tap.Source) (closeHTTP func(), err error) {
+	mon.more = func(w io.Writer) []metric {
+		return append(tapMetrics(w, t.jobFlags.run, source.Status()), t.acceptance.metrics(w, t.jobFlags.run)...)
+	}
+	return serveHTTP(t.http, t.say, mon)
+}
+
+// check is a capture that stores nothing.
+func (t *tapJob) check(ctx context.Context, l *tap.Listener, first *tap.Engine, config tap.Config) (err error) {
+	defer collectOften()()
+	source, err := tap.NewSource(l, first, config)
+	if err != nil {
+		return tapError(err)
+	}
+	defer func() { err = errors.Join(err, source.Close()) }()
+	closeHTTP, err := t.serveStatus(newMonitor(), source)
+	if err != nil {
+		return err
+	}
+	defer closeHTTP()
+	return t.conclude(ctx, source, func() (sum pipeline.Summary, err error) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		go func() {
+			select {
+			case <-t.drain:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+		for {
+			_, rec, _, err := source.Next(ctx)
+			switch {
+			case errors.Is(err, io.EOF), err != nil && isClosed(t.drain):
+				return sum, nil
+			case err != nil:
+				return sum, err
+			}
+			rec.Release()
+		}
+	})
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // conclude moves the states until the end, and says what came of it.
-func (t *tapJob) conclude(ctx context.Context, session *pipeline.Session, source *tap.Source) error {
+func (t *tapJob) conclude(ctx context.Context, source *tap.Source, move func() (pipeline.Summary, error)) error {
 	quiet := t.watch(source)
-	sum, err := t.move(ctx, session, source)
+	sum, err := move()
 	quiet()
-	c := source.Status().Counts
-	fmt.Fprintf(t.out.stdout, "run %s: %d requests began, %d finished, %d aborted, %d shed by the engine; %d stored with %d tokens, %d not wanted, %d tombstones, %d faults\n",
-		t.jobFlags.run, c.Begun, c.Finished, c.Aborted, c.Shed, c.Stored, c.StoredRows, c.Dropped, c.Tombstones, c.Faults)
+	c, what := source.Status().Counts, "stored"
+	if t.checkOnly {
+		what = "checked and not stored,"
+	}
+	fmt.Fprintf(t.out.stdout, "run %s: %d requests began, %d finished, %d aborted, %d shed by the engine; %d %s with %d tokens, %d not wanted, %d tombstones, %d faults\n",
+		t.jobFlags.run, c.Begun, c.Finished, c.Aborted, c.Shed, c.Stored, what, c.StoredRows, c.Dropped, c.Tombstones, c.Faults)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return exitError{exitPartial, fmt.Errorf("stopped: %w", err)}
@@ -259,7 +323,11 @@ func (t *tapJob) move(ctx context.Context, session *pipeline.Session, source pip
 		}
 		cfg := data.SinkConfig{Stream: pipeline.StreamName(t.jobFlags.run, stream), StreamCreated: created}
 		if stream == pipeline.ResultsStream {
-			return t.ds.ResultSink(t.jobFlags.run, partition, cfg)
+			sink, err := t.ds.ResultSink(t.jobFlags.run, partition, cfg)
+			if err != nil {
+				return nil, err
+			}
+			return acceptanceSink{sink, &t.acceptance}, nil
 		}
 		return t.ds.CaptureSink(t.jobFlags.run, partition, cfg)
 	})

@@ -34,9 +34,11 @@ type part struct {
 func Run(t *testing.T, open Opener) {
 	runParts(t, open, []part{
 		{"Memory", testMemory},
+		{"Grow", testGrow},
 		{"Gemm", testGemm},
 		{"RMSNorm", testRMSNorm},
 		{"RoPE", testRoPE},
+		{"NormRoPE", testNormRoPE},
 		{"Attention", testAttention},
 		{"GateMul", testGateMul},
 		{"GatherRows", testGather},

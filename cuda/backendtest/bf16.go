@@ -17,9 +17,12 @@ import (
 // the bit, as in float32.
 func RunBF16(t *testing.T, open Opener) {
 	runParts(t, open, []part{
+		{"Grow", testGrow},
 		{"Gemm", testGemmBF16},
+		{"Gemm of large weights", testGemmOfLargeWeights},
 		{"RMSNorm", testRMSNormBF16},
 		{"RoPE", testRoPEBF16},
+		{"NormRoPE", testNormRoPEBF16},
 		{"Attention", testAttentionBF16},
 		{"GateMul", testGateMulBF16},
 		{"GatherRows", testGatherBF16},
@@ -99,6 +102,24 @@ func testGemmBF16(t *testing.T, l *lab) {
 				})
 			}
 		})
+	}
+}
+
+// testGemmOfLargeWeights: a device may multiply few rows in another way than
+// many, where the weight is large enough for that to pay.
+func testGemmOfLargeWeights(t *testing.T, l *lab) {
+	const rows, n, k = 1100, 2048, 2304
+	x, w, old := l.put(t, random16(1, rows, k), k), l.put(t, random16(2, n, k), k), random16(3, rows, n)
+	for _, add := range []bool{false, true} {
+		product := func(lo, hi int) []float32 {
+			dst := l.put(t, slice(old, n, lo, hi), n)
+			must(t, l.d.Gemm(dst, x.RowRange(lo, hi), w, add))
+			return l.get(t, dst)
+		}
+		whole := product(0, rows)
+		for _, part := range [][2]int{{0, 1}, {5, 25}, {0, 33}, {1000, 1100}, {300, 500}, {100, 580}, {1, 900}} {
+			same(t, fmt.Sprintf("rows %v, add %v", part, add), product(part[0], part[1]), slice(whole, n, part[0], part[1]))
+		}
 	}
 }
 

@@ -40,6 +40,10 @@ func (r rounding) RoPE(x cuda.Tensor, pos []int32, headDim, rotary int, theta fl
 	return r.round(x, r.Device.RoPE(x, pos, headDim, rotary, theta))
 }
 
+func (r rounding) NormRoPE(dst cuda.Tensor, args cuda.NormRoPEArgs) error {
+	return r.round(dst, r.Device.NormRoPE(dst, args))
+}
+
 func (r rounding) Attention(dst cuda.Tensor, args cuda.AttentionArgs) error {
 	return r.round(dst, r.Device.Attention(dst, args))
 }

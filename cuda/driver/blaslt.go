@@ -85,36 +85,35 @@ static int lt_describe(lt_product *p, int type, int64_t m, int64_t n, int64_t k,
   return r;
 }
 
-// Finds the first way to multiply, of those that cuBLAS prefers, that needs
-// no workspace and splits no sum.
-static int lt_choose(void *handle, int type, int64_t m, int64_t n, int64_t k, lt_algo *algo) {
+// Finds the ways to multiply that cuBLAS knows, what it prefers first, that
+// need no workspace and split no sum: at most size of them.
+static int lt_find(void *handle, int type, int64_t m, int64_t n, int64_t k, lt_algo *algos, int size, int *count) {
   lt_product p;
   void *pref = NULL;
-  lt_found found[32];
-  int count = 0, r = lt_describe(&p, type, m, n, k, (n + 7) / 8 * 8, k, k);
+  lt_found found[64];
+  int all = 0, r = lt_describe(&p, type, m, n, k, (n + 7) / 8 * 8, k, k);
   size_t workspace = 0;
   uint32_t schemes = 0;
+  *count = 0;
   if (r)
     return r;
   if (!(r = lt_pref(&pref)) && !(r = lt_pref_set(pref, PREF_WORKSPACE, &workspace, sizeof workspace)) &&
       !(r = lt_pref_set(pref, PREF_REDUCTION, &schemes, sizeof schemes)))
-    r = lt_heuristic(handle, p.desc, p.w, p.a, p.dst, p.dst, pref, 32, found, &count);
+    r = lt_heuristic(handle, p.desc, p.w, p.a, p.dst, p.dst, pref, 64, found, &all);
   if (pref) lt_pref_free(pref);
   lt_drop(&p);
   if (r)
     return r;
-  for (int i = 0; i < count; i++) {
+  for (int i = 0; i < all && *count < size; i++) {
     int32_t splits = 1;
     uint32_t scheme = 0;
     size_t written;
     lt_config(&found[i].algo, CONFIG_SPLITK, &splits, sizeof splits, &written);
     lt_config(&found[i].algo, CONFIG_REDUCTION, &scheme, sizeof scheme, &written);
-    if (found[i].state == 0 && found[i].workspace == 0 && splits <= 1 && scheme == 0) {
-      *algo = found[i].algo;
-      return 0;
-    }
+    if (found[i].state == 0 && found[i].workspace == 0 && splits <= 1 && scheme == 0)
+      algos[(*count)++] = found[i].algo;
   }
-  return 15; // CUBLAS_STATUS_NOT_SUPPORTED
+  return *count ? 0 : 15; // CUBLAS_STATUS_NOT_SUPPORTED
 }
 
 static int lt_multiply(void *handle, int type, int64_t m, int64_t n, int64_t k, uint64_t dst, int64_t dst_stride, uint64_t a,
@@ -147,23 +146,18 @@ import (
 var ErrNoBLAS = errors.New("no cuBLASLt (libcublasLt.so.13)")
 
 // BLAS multiplies bf16 matrices by cuBLASLt, which is opened at run time where
-// the machine has it. The way to multiply is chosen once for a shape of the
-// weight, for many rows, and kept for any number of them: so a row does not
-// depend on how many there are.
+// the machine has it.
 type BLAS struct {
 	card   *Card
 	handle unsafe.Pointer
-	algos  map[blasShape]*C.lt_algo
 }
 
-// blasShape is what a way to multiply is chosen for.
-type blasShape struct {
-	n, k  int
-	float bool // float32 results, not bf16
-}
+// ErrWay marks a product that cuBLASLt refuses.
+var ErrWay = errors.New("cuBLASLt refuses")
 
-// canonicalRows is the number of rows that a way to multiply is chosen for.
-const canonicalRows = 2048
+// Way is one of the ways to multiply that cuBLASLt has for a shape: a tile, an
+// order of tiles, a depth of the pipeline.
+type Way struct{ algo C.lt_algo }
 
 var loadBLAS = sync.OnceValue(func() string {
 	var why [256]C.char
@@ -176,7 +170,7 @@ func (c *Card) OpenBLAS() (*BLAS, error) {
 	if why := loadBLAS(); why != "" {
 		return nil, fmt.Errorf("%w: %s; install CUDA's libraries, or name their folder in LD_LIBRARY_PATH", ErrNoBLAS, why)
 	}
-	b := &BLAS{card: c, algos: map[blasShape]*C.lt_algo{}}
+	b := &BLAS{card: c}
 	if code := C.lt_open(&b.handle); code != 0 {
 		return nil, fmt.Errorf("%w: starting it: status %d", ErrNoBLAS, int(code))
 	}
@@ -200,28 +194,39 @@ type Operand struct {
 	Rows, Cols, Stride int
 }
 
-// Product starts dst = a·wᵀ, or adds that to dst, on the thread. Values are
-// bf16, those of dst float32 where float is set. Rows begin on 16 bytes, and
-// there are a multiple of 8 columns.
-func (b *BLAS) Product(dst, a, w Operand, add, float bool) error {
-	shape := blasShape{w.Rows, w.Cols, float}
-	kind := C.int(C.R_16BF)
-	if float {
-		kind = C.R_32F
+// Ways lists ways to multiply rows x k by n x k values, at most size of them, in
+// the order of the library's own preference, on the thread. None needs a
+// workspace, and none splits a sum. float stands for float32 results.
+func (b *BLAS) Ways(rows, n, k int, float bool, size int) ([]*Way, error) {
+	algos := make([]C.lt_algo, size)
+	var count C.int
+	if code := C.lt_find(b.handle, resultType(float), C.int64_t(rows), C.int64_t(n), C.int64_t(k), &algos[0], C.int(size), &count); code != 0 {
+		return nil, fmt.Errorf("%w every way to multiply %d rows by %d x %d: status %d", ErrWay, rows, n, k, int(code))
 	}
-	algo := b.algos[shape]
-	if algo == nil {
-		algo = new(C.lt_algo)
-		if code := C.lt_choose(b.handle, kind, canonicalRows, C.int64_t(w.Rows), C.int64_t(w.Cols), algo); code != 0 {
-			return fmt.Errorf("choosing how cuBLASLt multiplies by %d x %d: status %d", w.Rows, w.Cols, int(code))
-		}
-		b.algos[shape] = algo
+	ways := make([]*Way, count)
+	for i := range ways {
+		ways[i] = &Way{algos[i]}
 	}
-	if code := C.lt_multiply(b.handle, kind, C.int64_t(a.Rows), C.int64_t(w.Rows), C.int64_t(w.Cols), C.uint64_t(dst.At), C.int64_t(dst.Stride),
-		C.uint64_t(a.At), C.int64_t(a.Stride), C.uint64_t(w.At), C.int64_t(w.Stride), C.int(flag(add)), algo, C.uintptr_t(b.card.Stream())); code != 0 {
-		return fmt.Errorf("multiplying %d x %d by %d x %d in cuBLASLt: status %d", a.Rows, a.Cols, w.Rows, w.Cols, int(code))
+	return ways, nil
+}
+
+// Product starts dst = a·wᵀ, or adds that to dst, in the given way, on the
+// thread. Values are bf16, those of dst float32 where float is set. Rows begin
+// on 16 bytes, and there are a multiple of 8 columns.
+func (b *BLAS) Product(way *Way, dst, a, w Operand, add, float bool) error {
+	if code := C.lt_multiply(b.handle, resultType(float), C.int64_t(a.Rows), C.int64_t(w.Rows), C.int64_t(w.Cols), C.uint64_t(dst.At), C.int64_t(dst.Stride),
+		C.uint64_t(a.At), C.int64_t(a.Stride), C.uint64_t(w.At), C.int64_t(w.Stride), C.int(flag(add)), &way.algo, C.uintptr_t(b.card.Stream())); code != 0 {
+		return fmt.Errorf("%w to multiply %d x %d by %d x %d: status %d", ErrWay, a.Rows, a.Cols, w.Rows, w.Cols, int(code))
 	}
 	return nil
+}
+
+// resultType is cuBLAS' name for float32 or bf16.
+func resultType(float bool) C.int {
+	if float {
+		return C.R_32F
+	}
+	return C.R_16BF
 }
 
 func flag(b bool) int {

@@ -118,10 +118,11 @@ func (c *Card) Launch(k *Kernel, g Grid, args ...any) error {
 		}
 		k.shared = g.Shared
 	}
-	data, offsets, err := pack(k.name, args)
+	data, offsets, err := pack(k.name, args, c.data[:0], c.offsets[:0])
 	if err != nil {
 		return err
 	}
+	c.data, c.offsets = data, offsets
 	if len(c.recent) == 8 {
 		c.recent = append(c.recent[:0], c.recent[1:]...)
 	}
@@ -140,8 +141,9 @@ func dims(d [3]int) (out [3]C.uint) {
 
 // pack lays arguments out, each on a 64-byte boundary (the widest that a
 // parameter asks for). Numbers are little-endian, so that a narrower
-// parameter reads the low bytes of a wider value.
-func pack(kernel string, args []any) (data []uint64, offsets []C.uint, err error) {
+// parameter reads the low bytes of a wider value. It appends to data and
+// offsets.
+func pack(kernel string, args []any, data []uint64, offsets []C.uint) ([]uint64, []C.uint, error) {
 	const words = 64 / 8
 	for i, a := range args {
 		offsets = append(offsets, C.uint(len(data)*8))

@@ -21,14 +21,21 @@ type Ptr uint64
 // Alloc takes n bytes of device memory, not zeroed, on the thread.
 func (c *Card) Alloc(n int) (Ptr, error) {
 	var p C.CUdeviceptr
-	if err := failed(C.cuMemAlloc(&p, C.size_t(n)), "allocating %s", size(int64(n))); err != nil {
-		if free, total, e := cu.MemInfo(); e == nil {
-			return 0, fmt.Errorf("%s has %s of %s free, other programs may hold the rest (nvidia-smi); ask for less, or use --backend cpu: %w",
-				c.Name, size(free), size(total), err)
-		}
-		return 0, err
+	err := c.noMemory(failed(C.cuMemAlloc(&p, C.size_t(n)), "allocating %s", size(int64(n))))
+	return Ptr(p), err
+}
+
+// noMemory adds to err, if it is one, how much memory there is and what to do.
+func (c *Card) noMemory(err error) error {
+	if err == nil {
+		return nil
 	}
-	return Ptr(p), nil
+	free, total, e := cu.MemInfo()
+	if e != nil {
+		return err
+	}
+	return fmt.Errorf("%s has %s of %s free, other programs may hold the rest (nvidia-smi); ask for less, or use --backend cpu: %w",
+		c.Name, size(free), size(total), err)
 }
 
 // Free gives memory back once the work under way no longer needs it, on the
@@ -65,6 +72,12 @@ func (c *Card) Unpin(b []byte) error {
 	return failed(C.cuMemFreeHost(unsafe.Pointer(unsafe.SliceData(b))), "unpinning host memory")
 }
 
+// Copy starts the copy of n bytes from one place on the device to another, on
+// the thread.
+func (c *Card) Copy(dst, src Ptr, n int) error {
+	return failed(C.cuMemcpyDtoDAsync(C.CUdeviceptr(dst), C.CUdeviceptr(src), C.size_t(n), c.c()), "copying %s on the device", size(int64(n)))
+}
+
 // Rows says how the rows of a copy lie: so many, of Width bytes each, starting
 // Pitch bytes after the one before.
 type Rows struct {
@@ -96,10 +109,14 @@ func (c *Card) copy2D(p *C.CUDA_MEMCPY2D, host []byte, r Rows) error {
 	if len(host) < r.Count*r.Width {
 		return fmt.Errorf("copying %d rows of %d bytes: %d bytes of host memory", r.Count, r.Width, len(host))
 	}
-	p.WidthInBytes, p.Height = C.size_t(r.Width), C.size_t(r.Count)
-	if r.Count == 1 { // a pitch is limited to 2 GiB, and then without use
-		p.srcPitch, p.dstPitch = 0, 0
+	if r.Count == 1 || r.Width == r.Pitch { // a pitch is limited to 2 GiB, and here without use
+		n := C.size_t(r.Count * r.Width)
+		if p.srcMemoryType == C.CU_MEMORYTYPE_HOST {
+			return failed(C.cuMemcpyHtoDAsync(p.dstDevice, p.srcHost, n, c.c()), "copying %d bytes", n)
+		}
+		return failed(C.cuMemcpyDtoHAsync(p.dstHost, p.srcDevice, n, c.c()), "copying %d bytes", n)
 	}
+	p.WidthInBytes, p.Height = C.size_t(r.Width), C.size_t(r.Count)
 	return failed(C.cuMemcpy2DAsync(p, c.c()), "copying %d rows of %d bytes", r.Count, r.Width)
 }
 

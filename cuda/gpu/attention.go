@@ -28,13 +28,13 @@ func (d *Device) Attention(dst cuda.Tensor, args cuda.AttentionArgs) error {
 		if err != nil {
 			return err
 		}
-		return d.attentionPlain(m, args, at[0], 0)
+		return d.attentionPlain(m, args, at[0], 0, 0)
 	})
 }
 
 // attentionPlain starts the kernel for any call: unconditionally, or where the
-// device's int at needed is not 0.
-func (d *Device) attentionPlain(m []matrix, args cuda.AttentionArgs, spans, needed driver.Ptr) error {
+// device's int at odd is mark.
+func (d *Device) attentionPlain(m []matrix, args cuda.AttentionArgs, spans, odd driver.Ptr, mark int32) error {
 	group := args.QHeads / args.KVHeads
 	per := max(1, min(4, 16/group)) // rows of a block
 	g := driver.Grid{
@@ -42,7 +42,7 @@ func (d *Device) attentionPlain(m []matrix, args cuda.AttentionArgs, spans, need
 		Shared: attentionShared(per*group, args.HeadDim),
 	}
 	return d.launch("attention", "attention_", g, m[0].at, m[0].stride, m[1].at, m[1].stride, m[2].at, m[2].stride,
-		m[3].at, m[3].stride, m[4].at, m[4].stride, m[5].at, m[5].stride, spans, m[0].rows, group, args.HeadDim, per, args.Scale, needed)
+		m[3].at, m[3].stride, m[4].at, m[4].stride, m[5].at, m[5].stride, spans, m[0].rows, group, args.HeadDim, per, args.Scale, odd, mark)
 }
 
 // attentionShared is the shared memory of a block, in bytes: queries, outputs,

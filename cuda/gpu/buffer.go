@@ -22,17 +22,16 @@ const maxSpare = 4 << 30
 // buffer is device memory. at is 0 once closed; close may come from another
 // goroutine than the calls, as finalisers and defers do.
 type buffer struct {
-	d    *Device
-	n    int
-	at   atomic.Uint64
-	wide driver.Ptr // float32 copy that holds instead, see deltarule.go
+	d     *Device
+	n     int
+	taken int // bytes of memory, which may be more than n values
+	at    atomic.Uint64
+	pages *driver.Pages // where the memory is that of a long buffer, see grow.go
+	wide  driver.Ptr    // float32 copy that holds instead, see deltarule.go
 }
 
 // Len implements [cuda.Buffer].
 func (b *buffer) Len() int { return b.n }
-
-// bytes is the size of the memory, which is never 0.
-func (b *buffer) bytes() int { return max(b.n*b.d.width, 1) }
 
 // Close implements [cuda.Buffer].
 func (b *buffer) Close() {
@@ -42,7 +41,7 @@ func (b *buffer) Close() {
 	}
 	// An error here is of a context that is lost or closed, memory and all.
 	_ = b.d.card.Do(func() error {
-		err := b.d.spare.put(b.d.card, at, b.bytes())
+		err := b.d.free(at, b.taken, b.pages)
 		if b.wide != 0 {
 			err = errors.Join(err, b.d.card.Free(b.wide))
 			b.wide = 0
@@ -59,13 +58,13 @@ func (d *Device) New(n int) (cuda.Buffer, error) {
 	if n > maxValues {
 		return nil, fmt.Errorf("allocating %d values: %w", n, cuda.ErrMemory)
 	}
-	b := &buffer{d: d, n: n}
+	b := &buffer{d: d, n: n, taken: max(n*d.width, 1)}
 	err := d.card.Do(func() error {
-		at, err := d.spare.take(d.card, b.bytes())
+		at, err := d.spare.take(d.card, b.taken)
 		if err != nil {
 			return fmt.Errorf("allocating %d values: %w", n, err)
 		}
-		if err := d.card.Zero(at, b.bytes()); err != nil {
+		if err := d.card.Zero(at, b.taken); err != nil {
 			return errors.Join(err, d.card.Free(at))
 		}
 		b.at.Store(uint64(at))
@@ -77,12 +76,13 @@ func (d *Device) New(n int) (cuda.Buffer, error) {
 	return b, nil
 }
 
-// spares are closed buffers' memory, by size. What was started before a buffer
-// closed may still read it; what is started after it is taken again comes
-// later in the same stream.
+// spares are closed buffers' memory, by size, and that of long ones. What was
+// started before a buffer closed may still read it; what is started after it
+// is taken again comes later in the same stream.
 type spares struct {
 	by    map[int][]driver.Ptr
-	bytes int
+	long  []*driver.Pages
+	bytes int // of both
 }
 
 // take is n bytes, on the card's thread.
@@ -122,6 +122,9 @@ func (s *spares) drop(card *driver.Card) error {
 		for _, at := range list {
 			errs = append(errs, card.Free(at))
 		}
+	}
+	for _, p := range s.long {
+		errs = append(errs, card.Release(p))
 	}
 	*s = spares{}
 	return errors.Join(errs...)

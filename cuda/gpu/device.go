@@ -21,10 +21,13 @@ type Device struct {
 	plain     bool
 	width     int          // bytes of a value
 	blas      *driver.BLAS // nil in float32, and where the machine has none
+	ways      map[ways]*driver.Way
+	kernels   map[string]*driver.Kernel // by launch's names
 	host      staging
 	params    params
 	rooms     map[string]*room
 	spare     spares
+	marks     int32 // the last that attentionFast gave
 	closed    sync.Once
 }
 
@@ -43,7 +46,10 @@ func Open(cfg Config) (cuda.Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening CUDA device %d: %w", cfg.Device, err)
 	}
-	d := &Device{card: card, precision: cfg.Precision, plain: cfg.Plain, width: 4, rooms: map[string]*room{}}
+	d := &Device{
+		card: card, precision: cfg.Precision, plain: cfg.Plain, width: 4,
+		ways: map[ways]*driver.Way{}, kernels: map[string]*driver.Kernel{}, rooms: map[string]*room{},
+	}
 	if cfg.Precision == BF16 {
 		d.width = 2
 	}
@@ -156,22 +162,31 @@ func (d *Device) views(op string, tensors ...cuda.Tensor) ([]matrix, error) {
 
 // launch starts a kernel of file. A name ending in _ gets the precision's.
 func (d *Device) launch(file, name string, g driver.Grid, args ...any) error {
+	k := d.kernels[name]
+	if k == nil {
+		var err error
+		if k, err = d.kernel(file, name); err != nil {
+			return err
+		}
+		d.kernels[name] = k
+	}
+	return d.card.Launch(k, g, args...)
+}
+
+// kernel loads a kernel of file.
+func (d *Device) kernel(file, name string) (*driver.Kernel, error) {
 	image, err := kernels.PTX(file)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	module, err := d.card.Module(file, image)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if strings.HasSuffix(name, "_") {
 		name += d.precision.String()
 	}
-	kernel, err := module.Kernel(name)
-	if err != nil {
-		return err
-	}
-	return d.card.Launch(kernel, g, args...)
+	return module.Kernel(name)
 }
 
 // spread is a grid of 256 threads for n values, each thread taking several

@@ -79,10 +79,22 @@ func TestTooLittleMemorySaysHowMuchThereIs(t *testing.T) {
 	if s := err.Error(); !strings.Contains(s, "GiB free") || !strings.Contains(s, "--backend cpu") {
 		t.Errorf("%q has no number or no remedy", s)
 	}
-	// The device is none the worse.
-	buf, err := d.New(10)
-	must(t, err)
-	buf.Close()
+	// The device is none the worse, and neither is a buffer that cannot grow so
+	// far, short or in pages.
+	for _, n := range []int{10, 1 << 20} {
+		buf, err := d.Grow(nil, n)
+		must(t, err)
+		must(t, d.Upload(cuda.Matrix(buf, 1, 2), []float32{1, 2}))
+		if _, err := d.Grow(buf, 1<<39); !errors.Is(err, cuda.ErrMemory) || !strings.Contains(err.Error(), "GiB free") {
+			t.Errorf("growing to 2 TiB gave %v", err)
+		}
+		got := make([]float32, 2)
+		must(t, d.Download(got, cuda.Matrix(buf, 1, 2)))
+		if buf.Len() != n || got[0] != 1 || got[1] != 2 {
+			t.Errorf("after that the buffer has %d values, %v first", buf.Len(), got)
+		}
+		buf.Close()
+	}
 }
 
 func TestDevicesOfOneCardShareMemory(t *testing.T) {

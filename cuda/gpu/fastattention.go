@@ -26,8 +26,9 @@ func (d *Device) fastAttention(args cuda.AttentionArgs) bool {
 }
 
 // attentionFast starts the kernel for draft blocks, and after it the plain one
-// for the case that a value is NaN or Inf: the fast kernel multiplies keys that
-// a row does not see by 0, the plain one skips them.
+// for the case that a result is NaN or Inf: the fast kernel multiplies keys that
+// a row does not see by 0, the plain one skips them. The fast one then leaves
+// the call's own mark, so that nothing need be cleared between calls.
 func (d *Device) attentionFast(m []matrix, args cuda.AttentionArgs) error {
 	dst := m[0]
 	in := [5]matrix{}
@@ -60,21 +61,16 @@ func (d *Device) attentionFast(m []matrix, args cuda.AttentionArgs) error {
 	if err != nil {
 		return err
 	}
-	found, err := d.room("not finite", 4)
+	odd, err := d.room("not finite", 4)
 	if err != nil {
 		return err
 	}
-	if err := d.card.Zero(found, 4); err != nil {
-		return err
-	}
-	for _, v := range []matrix{in[2], in[4]} {
-		if v.rows == 0 {
-			continue
-		}
-		if err := d.launch("nonfinite", "nonfinite", d.spread(v.rows*v.cols/2), found, v.at, v.stride, v.rows, v.cols); err != nil {
+	if d.marks == 0 {
+		if err := d.card.Zero(odd, 4); err != nil {
 			return err
 		}
 	}
+	d.marks++
 	to := dst
 	away := dst.at%4 != 0 || dst.stride%2 != 0
 	if away {
@@ -84,7 +80,7 @@ func (d *Device) attentionFast(m []matrix, args cuda.AttentionArgs) error {
 		}
 	}
 	g := driver.Grid{Blocks: [3]int{dst.rows / fastAttentionRows, args.KVHeads}, Threads: [3]int{fastAttentionThreads}, Shared: fastAttentionShared}
-	if err := d.launch("fast_attention", "fast_attention", g, at[0], at[1], at[2], at[3], at[4], at[5], to.at, to.stride, dst.rows, float64(args.Scale)); err != nil {
+	if err := d.launch("fast_attention", "fast_attention", g, at[0], at[1], at[2], at[3], at[4], at[5], to.at, to.stride, dst.rows, float64(args.Scale), odd, d.marks); err != nil {
 		return err
 	}
 	if away {
@@ -92,5 +88,5 @@ func (d *Device) attentionFast(m []matrix, args cuda.AttentionArgs) error {
 			return err
 		}
 	}
-	return d.attentionPlain(m, args, at[5], found)
+	return d.attentionPlain(m, args, at[5], odd, d.marks)
 }

@@ -43,8 +43,11 @@ func fastRun(h *heading) int {
 	if h.Losses != 0 {
 		row = ceil(h.weight.rows, fastNarrow) * (8 + 16 + 8)
 	}
-	return max(1, min(h.hidden.rows, headRows, fastParts/row/256*256))
+	return max(1, min(h.hidden.rows, headRows, fastParts/row/256*256, stagingBytes/fastResult(h)))
 }
+
+// fastResult is how many bytes of a row's results are read back.
+func fastResult(h *heading) int { return (3 + 2*h.K + 4*flag(h.Losses != 0)) * 4 }
 
 // fastRooms is where a call's parts and results lie; 0 where it has none.
 type fastRooms struct {
@@ -52,12 +55,13 @@ type fastRooms struct {
 	best, ranks                                driver.Ptr
 	lse, targetLSE, labelLogit, ids, top, rank driver.Ptr
 	losses                                     [4]driver.Ptr // KL, RKL, JSD, TV
+	results                                    driver.Ptr    // the first of those that are read back
+	bytes                                      int           // of all of them
 }
 
-// fastRoom makes room for n rows.
+// fastRoom makes room for n rows. The results are one block, for one copy.
 func (d *Device) fastRoom(h *heading, n, tiles int) (r fastRooms, err error) {
 	k, losses := h.K, flag(h.Losses != 0)
-	var all driver.Ptr
 	for _, part := range []struct {
 		name  string
 		bytes int
@@ -68,13 +72,8 @@ func (d *Device) fastRoom(h *heading, n, tiles int) (r fastRooms, err error) {
 		{"mixture", flag(h.Losses&(cuda.JSD|cuda.TV) != 0) * tiles * n * 8, &r.mixture},
 		{"best", n * k * 8, &r.best},
 		{"ranks", n * 4, &r.ranks},
-		{"lse", n * 4, &r.lse},
 		{"target lse", losses * n * 4, &r.targetLSE},
-		{"label logit", n * 4, &r.labelLogit},
-		{"ids", n * k * 4, &r.ids},
-		{"values", n * k * 4, &r.top},
-		{"rank", n * 4, &r.rank},
-		{"losses", losses * 4 * n * 4, &all},
+		{"results", n * fastResult(h), &r.results},
 	} {
 		if part.bytes == 0 {
 			continue
@@ -83,9 +82,23 @@ func (d *Device) fastRoom(h *heading, n, tiles int) (r fastRooms, err error) {
 			return r, fmt.Errorf("making room for the %s of %d rows: %w", part.name, n, err)
 		}
 	}
-	for i := range r.losses {
-		if all != 0 {
-			r.losses[i] = all + driver.Ptr(i*n*4)
+	for _, part := range []struct {
+		to    *driver.Ptr
+		bytes int
+	}{
+		{&r.lse, n * 4},
+		{&r.labelLogit, n * 4},
+		{&r.rank, n * 4},
+		{&r.ids, n * k * 4},
+		{&r.top, n * k * 4},
+		{&r.losses[0], losses * n * 4},
+		{&r.losses[1], losses * n * 4},
+		{&r.losses[2], losses * n * 4},
+		{&r.losses[3], losses * n * 4},
+	} {
+		if part.bytes > 0 {
+			*part.to = r.results + driver.Ptr(r.bytes)
+			r.bytes += part.bytes
 		}
 	}
 	return r, nil
@@ -159,20 +172,30 @@ func (d *Device) fastLaunch(h *heading, hidden matrix, sent fastSent, r fastRoom
 
 // fastFetch reads the results of rows lo..hi-1 back.
 func (d *Device) fastFetch(h *heading, lo, hi int, r fastRooms) error {
-	k := h.K
-	list := []fetched{{bytesOf(h.LSE[lo:hi]), r.lse}}
+	k, all := h.K, make([]byte, r.bytes)
+	if err := d.fetch([]fetched{{all, r.results}}); err != nil {
+		return err
+	}
+	take := func(to []byte, from driver.Ptr) {
+		if from != 0 {
+			copy(to, all[from-r.results:])
+		}
+	}
+	take(bytesOf(h.LSE[lo:hi]), r.lse)
 	if k > 0 {
-		list = append(list, fetched{bytesOf(h.TopIDs[lo*k : hi*k]), r.ids}, fetched{bytesOf(h.TopLogits[lo*k : hi*k]), r.top})
+		take(bytesOf(h.TopIDs[lo*k:hi*k]), r.ids)
+		take(bytesOf(h.TopLogits[lo*k:hi*k]), r.top)
 	}
 	if h.Labels != nil {
-		list = append(list, fetched{bytesOf(h.LabelLogit[lo:hi]), r.labelLogit}, fetched{bytesOf(h.LabelRank[lo:hi]), r.rank})
+		take(bytesOf(h.LabelLogit[lo:hi]), r.labelLogit)
+		take(bytesOf(h.LabelRank[lo:hi]), r.rank)
 	}
 	for i, to := range [][]float32{h.KL, h.RKL, h.JSD, h.TV} {
 		if to != nil {
-			list = append(list, fetched{bytesOf(to[lo:hi]), r.losses[i]})
+			take(bytesOf(to[lo:hi]), r.losses[i])
 		}
 	}
-	return d.fetch(list)
+	return nil
 }
 
 // dense is m without gaps between rows, from 16 bytes on: itself, or a copy in

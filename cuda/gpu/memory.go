@@ -3,6 +3,7 @@
 package gpu
 
 import (
+	"bytes"
 	"errors"
 	"iter"
 	"math"
@@ -200,13 +201,22 @@ func bytesOf[T any](values []T) []byte {
 
 // params is where the small arrays of a call (positions, rows, labels, spans)
 // travel: pinned memory and as much on the device, used from front to back
-// and then again.
+// and then again. What is there already is not sent again: the layers of a
+// model pass the same positions and spans.
 type params struct {
 	card *driver.Card
 	host []byte
 	at   driver.Ptr
 	used int
+	last []sent // the latest arrays, in no particular order
+	next int    // of last to be replaced
 }
+
+// sent is where an array lies.
+type sent struct{ first, n int }
+
+// lastSent is how many arrays are remembered.
+const lastSent = 64
 
 func newParams(card *driver.Card) (params, error) {
 	p := params{card: card}
@@ -233,7 +243,7 @@ func (p *params) close() error {
 	if p.at != 0 {
 		errs = append(errs, p.card.Free(p.at))
 	}
-	p.host, p.at, p.used = nil, 0, 0
+	*p = params{card: p.card}
 	return errors.Join(errs...)
 }
 
@@ -250,7 +260,7 @@ func (p *params) send(arrays ...[]byte) ([]driver.Ptr, error) {
 		if err := p.card.Wait(); err != nil {
 			return nil, err
 		}
-		p.used = 0
+		p.used, p.last, p.next = 0, p.last[:0], 0
 		if total > len(p.host) {
 			if err := p.grow(2 * total); err != nil {
 				return nil, err
@@ -260,14 +270,40 @@ func (p *params) send(arrays ...[]byte) ([]driver.Ptr, error) {
 	start := p.used
 	out := make([]driver.Ptr, len(arrays))
 	for i, a := range arrays {
-		out[i] = p.at + driver.Ptr(p.used)
-		copy(p.host[p.used:], a)
-		p.used += (len(a) + align - 1) / align * align
+		at, ok := p.find(a)
+		if !ok {
+			at = p.used
+			copy(p.host[at:], a)
+			p.used += (len(a) + align - 1) / align * align
+			p.keep(sent{at, len(a)})
+		}
+		out[i] = p.at + driver.Ptr(at)
 	}
-	if total == 0 {
+	if p.used == start {
 		return out, nil
 	}
-	return out, p.card.ToDevice(p.at+driver.Ptr(start), p.host[start:start+total], driver.Rows{Count: 1, Width: total, Pitch: total})
+	n := p.used - start
+	return out, p.card.ToDevice(p.at+driver.Ptr(start), p.host[start:p.used], driver.Rows{Count: 1, Width: n, Pitch: n})
+}
+
+// find says where an array of the same bytes lies already.
+func (p *params) find(a []byte) (int, bool) {
+	for _, s := range p.last {
+		if s.n == len(a) && bytes.Equal(p.host[s.first:][:s.n], a) {
+			return s.first, true
+		}
+	}
+	return 0, len(a) == 0
+}
+
+// keep remembers an array, in place of the oldest.
+func (p *params) keep(s sent) {
+	if len(p.last) < lastSent {
+		p.last = append(p.last, s)
+		return
+	}
+	p.last[p.next] = s
+	p.next = (p.next + 1) % lastSent
 }
 
 // room is scratch memory of a device, which grows with the calls.

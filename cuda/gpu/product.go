@@ -51,7 +51,7 @@ func (d *Device) blasProduct(dst, a, w matrix, add, float bool) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if err := d.blas.Product(to, x, y, add, float); err != nil || !away {
+	if err := d.multiply(to, x, y, add, float); err != nil || !away {
 		return err
 	}
 	return d.pack(operand(dst), to, dst.cols)

@@ -18,11 +18,7 @@ func (d *Device) RoPE(x cuda.Tensor, pos []int32, headDim, rotary int, theta flo
 	if err != nil || rotary == 0 || x.Rows == 0 || x.Cols == 0 {
 		return err
 	}
-	half := rotary / 2
-	freq := make([]float64, half)
-	for i := range freq {
-		freq[i] = math.Pow(theta, -2*float64(i)/float64(rotary))
-	}
+	half, freq := rotary/2, frequencies(rotary, theta)
 	return d.card.Do(func() error {
 		at, err := d.params.send(bytesOf(pos), bytesOf(freq))
 		if err != nil {
@@ -31,4 +27,13 @@ func (d *Device) RoPE(x cuda.Tensor, pos []int32, headDim, rotary int, theta flo
 		g := driver.Grid{Blocks: [3]int{x.Rows}, Threads: [3]int{256}, Shared: rotary * 4}
 		return d.launch("rope", "rope_", g, m[0].at, m[0].stride, at[0], at[1], x.Cols/headDim, headDim, half)
 	})
+}
+
+// frequencies are the angles between neighbouring positions, one a pair.
+func frequencies(rotary int, theta float64) []float64 {
+	freq := make([]float64, rotary/2)
+	for i := range freq {
+		freq[i] = math.Pow(theta, -2*float64(i)/float64(rotary))
+	}
+	return freq
 }

@@ -119,8 +119,8 @@ template <typename T> __device__ void attention(Attention<T> a) {
       T *dst, long long dst_stride, const T *q, long long q_stride, const T *ctx_k, long long ctx_k_stride,           \
       const T *ctx_v, long long ctx_v_stride, const T *blk_k, long long blk_k_stride, const T *blk_v,                 \
       long long blk_v_stride, const Span *spans, int rows, int group, int dim, int per, float scale,                  \
-      const int *needed) {                                                                                            \
-    if (needed != nullptr && *needed == 0)                                                                            \
+      const int *odd, int mark) {                                                                                     \
+    if (odd != nullptr && *odd != mark)                                                                               \
       return;                                                                                                         \
     attention<T>({{dst, dst_stride},     {q, q_stride},         {ctx_k, ctx_k_stride}, {ctx_v, ctx_v_stride},         \
                   {blk_k, blk_k_stride}, {blk_v, blk_v_stride}, spans, rows, group, dim, per, scale});                \

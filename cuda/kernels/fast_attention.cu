@@ -12,8 +12,9 @@
 // Grid: (blocks of 16 rows, key/value heads), 160 threads. Maps: queries in boxes
 // of 16 x 64, keys and values in boxes of 64 x 64, all with the 128-byte swizzle.
 // Arguments are 8 bytes each. A row that sees nothing gets zeros. Masked keys of
-// a tile that is read have weight 0, so their values must be finite; past the
-// ends of the maps they are zeros.
+// a tile that is read have weight 0, which makes NaN of values that are not
+// finite; past the ends of the maps they are zeros. So *odd is set to mark where
+// a result is not finite, be it right or not.
 #include "fast_sm90.cuh"
 #include "fast_wgmma.cuh"
 
@@ -61,7 +62,7 @@ __device__ __forceinline__ uint32_t pack(float a, float b) {
 
 extern "C" __global__ void __launch_bounds__(160, 2)
     fast_attention(const void* queries, const void* ctx_keys, const void* ctx_values, const void* blk_keys, const void* blk_values,
-                   const int4* spans, bf16* out, long long out_stride, long long rows, double scale) {
+                   const int4* spans, bf16* out, long long out_stride, long long rows, double scale, int* odd, int mark) {
   const uint32_t base = shared_address(raw);
   if (base & 1023) __trap();
   const uint32_t tiles_at = base + 2 * kBox, bars = tiles_at + kTiles * kTile;
@@ -203,7 +204,13 @@ extern "C" __global__ void __launch_bounds__(160, 2)
     const float all = quad_sum(total[h]), inverse = all == 0 ? 0 : 1 / all;
     if (row >= rows) continue;
     bf16* to = out + row * out_stride + (head * 4 + warp) * 128 + pair;
+    bool finite = true;
 #pragma unroll
-    for (int j = 0; j < 16; j++) *(uint32_t*)(to + 8 * j) = pack(sums[4 * j + 2 * h] * inverse, sums[4 * j + 2 * h + 1] * inverse);
+    for (int j = 0; j < 16; j++) {
+      const uint32_t two = pack(sums[4 * j + 2 * h] * inverse, sums[4 * j + 2 * h + 1] * inverse);
+      finite = finite && (two & 0x7f80) != 0x7f80 && (two & 0x7f800000) != 0x7f800000;
+      *(uint32_t*)(to + 8 * j) = two;
+    }
+    if (!finite) *odd = mark;
   }
 }

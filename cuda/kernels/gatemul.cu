@@ -1,22 +1,27 @@
-// dst = act(gate) * x, a thread a value: see gpu/gatemul.go. dst may be either
-// operand.
-#include "element.cuh"
+// dst = act(gate) * x, a thread eight values: see gpu/gatemul.go. dst may be
+// either operand.
+#include "eight.cuh"
 
 template <typename T>
-__device__ void gatemul(Matrix<T> dst, Matrix<const T> gate, Matrix<const T> x, long long rows, int cols, int silu) {
-  const long long step = (long long)gridDim.x * blockDim.x;
-  for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < rows * cols; i += step) {
-    const long long r = i / cols, c = i % cols;
-    const float g = load(gate.row(r) + c), v = load(x.row(r) + c);
-    const float act = (silu ? g : 1) / (1 + expf(-g));
-    store(dst.row(r) + c, act * v);
+__device__ void gatemul(Matrix<T> dst, Matrix<const T> gate, Matrix<const T> x, int rows, int cols, int silu) {
+  const int c = blockIdx.x * blockDim.x + threadIdx.x;
+  if (8 * c >= cols)
+    return;
+  for (int r = blockIdx.y; r < rows; r += gridDim.y) {
+    const bool whole = on16(dst.row(r), cols) && on16(gate.row(r), cols) && on16(x.row(r), cols);
+    Eight e = load8(x.row(r), c, cols, whole);
+    const Eight g = load8(gate.row(r), c, cols, whole);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      e.v[i] *= (silu ? g.v[i] : 1) / (1 + expf(-g.v[i]));
+    store8(dst.row(r), c, cols, whole, e);
   }
 }
 
 #define GATEMUL(name, T)                                                                                              \
-  extern "C" __global__ void __launch_bounds__(256)                                                                   \
+  extern "C" __global__ void __launch_bounds__(128)                                                                   \
       name(T *dst, long long dst_stride, const T *gate, long long gate_stride, const T *x, long long x_stride,        \
-           long long rows, int cols, int silu) {                                                                      \
+           int rows, int cols, int silu) {                                                                            \
     gatemul<T>({dst, dst_stride}, {gate, gate_stride}, {x, x_stride}, rows, cols, silu);                              \
   }
 

@@ -2,8 +2,14 @@
 #include "element.cuh"
 
 template <typename T> __device__ void gather(Matrix<T> dst, Matrix<const T> src, const int *rows, int cols) {
+  constexpr int per = 16 / sizeof(T);
   const T *in = src.row(rows[blockIdx.x]);
   T *out = dst.row(blockIdx.x);
+  if (((unsigned long long)in | (unsigned long long)out) % 16 == 0 && cols % per == 0) {
+    for (int j = threadIdx.x; j < cols / per; j += blockDim.x)
+      ((uint4 *)out)[j] = ((const uint4 *)in)[j];
+    return;
+  }
   for (int j = threadIdx.x; j < cols; j += blockDim.x)
     out[j] = in[j];
 }

@@ -1,21 +1,32 @@
 // dst = x / sqrt(mean(x^2) + eps) * (gain + w), a block a row: see
 // gpu/rmsnorm.go. Squares are summed in double, since a row may hold 1e18.
-#include "element.cuh"
+// dst may be x.
+#include "eight.cuh"
 
 template <typename T>
 __device__ void rmsnorm(Matrix<T> dst, Matrix<const T> x, const T *w, int cols, float eps, float gain) {
   __shared__ double room[32];
   const T *in = x.row(blockIdx.x);
   T *out = dst.row(blockIdx.x);
+  const bool whole = on16(in, cols) && on16(out, cols) && on16(w, cols);
+  const int chunks = (cols + 7) / 8;
   double squares = 0;
-  for (int j = threadIdx.x; j < cols; j += blockDim.x) {
-    double v = load(in + j);
-    squares += v * v;
+  for (int c = threadIdx.x; c < chunks; c += blockDim.x) {
+    const Eight e = load8(in, c, cols, whole);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      squares += (double)e.v[i] * e.v[i];
   }
   squares = block_sum(squares, room);
   const float inv = (float)(1 / sqrt(squares / cols + (double)eps));
-  for (int j = threadIdx.x; j < cols; j += blockDim.x)
-    store(out + j, load(in + j) * inv * (gain + load(w + j)));
+  for (int c = threadIdx.x; c < chunks; c += blockDim.x) {
+    Eight e = load8(in, c, cols, whole);
+    const Eight g = load8(w, c, cols, whole);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      e.v[i] = e.v[i] * inv * (gain + g.v[i]);
+    store8(out, c, cols, whole, e);
+  }
 }
 
 #define RMSNORM(name, T)                                                                                              \

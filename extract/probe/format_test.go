@@ -2,6 +2,7 @@ package probe
 
 import (
 	"math"
+	"slices"
 	"testing"
 )
 
@@ -32,13 +33,23 @@ func TestEveryHalfBecomesItsOwnFloat(t *testing.T) {
 
 func TestNotFiniteIsCountedInEveryFormat(t *testing.T) {
 	for _, f := range formats {
+		sign := f.exp + f.frac + 1
 		for _, tt := range []struct {
 			bits       uint32
 			nans, infs int
-		}{{0, 0, 0}, {f.exp, 0, 1}, {f.exp | f.frac, 1, 0}, {f.exp | 1, 1, 0}, {f.exp - 1, 0, 0}} {
+		}{{0, 0, 0}, {f.exp, 0, 1}, {f.exp | f.frac, 1, 0}, {f.exp | 1, 1, 0}, {f.exp - 1, 0, 0}, {f.exp - f.frac - 1, 0, 0}, {f.frac, 0, 0}, {sign, 0, 0}, {sign | f.exp, 0, 1}, {sign | f.exp | f.frac, 1, 0}, {sign | f.frac, 0, 0}} {
 			raw := make([]byte, 2*f.Size)
 			for i := range f.Size {
 				raw[f.Size+i] = byte(tt.bits >> (8 * i))
+			}
+			for n := range 5 { // values before and behind it, on all places of a word
+				long := slices.Concat(make([]byte, n*f.Size), raw, make([]byte, (7-n)*f.Size))
+				if got, want := f.finite(long), tt.nans+tt.infs == 0; got != want {
+					t.Errorf("%s %x at %d: finite is %v", f.Name, tt.bits, n+1, got)
+				}
+				if got, want := f.finite(long[:(n+2)*f.Size]), tt.nans+tt.infs == 0; got != want {
+					t.Errorf("%s %x at the end of %d: finite is %v", f.Name, tt.bits, n+2, got)
+				}
 			}
 			if nans, infs := f.notFinite(raw); nans != tt.nans || infs != tt.infs {
 				t.Errorf("%s %x: %d NaN, %d Inf; want %d, %d", f.Name, tt.bits, nans, infs, tt.nans, tt.infs)

@@ -31,7 +31,7 @@ var testHello = map[string]any{
 
 // daemon is a source that waits for engines at a socket.
 type daemon struct {
-	t    *testing.T
+	t    testing.TB
 	path string
 	l    *Listener
 	src  *Source
@@ -136,7 +136,7 @@ func (d *daemon) next() (id string, g *got, err error) {
 
 // engine is the other side, which writes what a test tells it to.
 type engine struct {
-	t     *testing.T
+	t     testing.TB
 	conn  *net.UnixConn
 	in    *bufio.Reader
 	ring  []byte
@@ -193,7 +193,11 @@ func (e *engine) hear(kind string) map[string]any {
 // offer sends a ring of so many slots of two states.
 func (e *engine) offer(slots int64, ad map[string]any, seal bool) {
 	e.t.Helper()
-	const slotBytes = 2 * testHidden * 4
+	e.offerSlots(slots, 2*testHidden*4, ad, seal)
+}
+
+func (e *engine) offerSlots(slots, slotBytes int64, ad map[string]any, seal bool) {
+	e.t.Helper()
 	fd, err := unix.MemfdCreate("ring", unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		e.t.Fatal(err)

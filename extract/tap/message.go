@@ -90,6 +90,7 @@ type begin struct {
 
 type step struct {
 	N    int64   `json:"n"`
+	At   float64 `json:"at"` // when it was sent, in seconds since 1970; 0 where the engine does not say
 	Rows []entry `json:"rows"`
 }
 

@@ -1,21 +1,30 @@
 package tap
 
-import "fmt"
+import (
+	"fmt"
+	"sync/atomic"
+)
 
 // ring is the engine's memory, mapped read-only, and the place up to which it
 // was read.
 type ring struct {
 	raw     []byte
-	store   func(freed uint64) // into the ring's counter
+	head    *counters
 	release func() error
 	ad      ringAd
 	width   int64 // bytes of a row
 	next    uint64
 }
 
-// headBytes are the ring's first bytes, of which the daemon writes the first
-// eight: how many slots it has read.
-const headBytes = 8
+// counters are a ring's first bytes.
+type counters struct {
+	read   uint64 // slots that the daemon has read, which it writes
+	_      uint64 // of kinds that order by counters
+	filled uint64 // slots that the engine has filled; 0 where it does not say
+}
+
+// headBytes is the size of the counters.
+const headBytes = 24
 
 // maxRing bounds what an engine may ask the daemon to map.
 const maxRing = 1 << 40
@@ -52,11 +61,21 @@ func (r *ring) claim(slot uint64, n int) error {
 	return nil
 }
 
+// waiting is how many filled slots the daemon has not read yet, as far as the
+// engine says. It may be called while others use the ring.
+func (r *ring) waiting() int64 {
+	filled, read := atomic.LoadUint64(&r.head.filled), atomic.LoadUint64(&r.head.read)
+	if filled < read || filled-read > uint64(r.ad.Slots) {
+		return 0
+	}
+	return int64(filled - read)
+}
+
 func (r *ring) close() error {
 	if r == nil || r.release == nil {
 		return nil
 	}
 	err := r.release()
-	r.raw, r.release = nil, nil
+	r.raw, r.head, r.release = nil, nil, nil
 	return err
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -34,12 +33,11 @@ func mapRing(f *os.File, ad ringAd, width int64) (*ring, error) {
 	}
 	head, err := unix.Mmap(int(f.Fd()), 0, headBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("mapping the ring's counter: %w", err), unix.Munmap(raw))
+		return nil, errors.Join(fmt.Errorf("mapping the ring's counters: %w", err), unix.Munmap(raw))
 	}
-	freed := (*uint64)(unsafe.Pointer(&head[0])) // a page begins aligned
 	return &ring{
 		raw: raw, ad: ad, width: width,
-		store:   func(n uint64) { atomic.StoreUint64(freed, n) },
+		head:    (*counters)(unsafe.Pointer(&head[0])), // a page begins aligned
 		release: func() error { return errors.Join(unix.Munmap(raw), unix.Munmap(head)) },
 	}, nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 )
 
@@ -40,7 +41,7 @@ type link struct {
 	open  map[string]*sequence
 	seen  int64 // sequences, for the choice of those to probe
 	steps int64
-	freed uint64 // as the engine knows it
+	freed uint64 // as the engine was told
 
 	// Guarded by Source.mu:
 	counts  Counts
@@ -62,6 +63,11 @@ func (s *Source) serve(e *Engine) {
 	}
 	e.close()
 	e.wire.closeFiles()
+	s.mu.Lock()
+	if l.ring != nil {
+		delete(s.rings, l.ring)
+	}
+	s.mu.Unlock()
 	if rerr := l.ring.close(); rerr != nil {
 		s.cfg.Log.Warn("unmapping the ring", "error", rerr)
 	}
@@ -80,9 +86,6 @@ func (s *Source) serve(e *Engine) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.engines--
-	if l.ring != nil {
-		s.slots -= l.ring.ad.Slots
-	}
 	s.gone = true
 	s.changed.Broadcast()
 }
@@ -142,7 +145,7 @@ func (l *link) onRing(body []byte) error {
 		return err
 	}
 	l.mu.Lock()
-	l.slots += ad.Slots
+	l.rings[l.ring] = struct{}{}
 	l.mu.Unlock()
 	return l.sendCredit()
 }
@@ -156,15 +159,15 @@ func (l *link) sendCredit() error {
 }
 
 // credit tells the engine what was read: at once in the ring's counter, and
-// in a message, which wakes an engine that waits, when nothing more is there to read,
-// or a sixteenth of the ring has gathered.
+// in a message, which wakes an engine that waits, when a sixteenth of the ring
+// has gathered. To read a message for each step would cost the engine more
+// than to write the step.
 func (l *link) credit() error {
 	if l.ring == nil {
 		return nil
 	}
-	l.ring.store(l.ring.next)
-	due := l.ring.next - l.freed
-	if due == 0 || l.e.in.Buffered() > 0 && due < uint64(l.ring.ad.Slots)/16 {
+	atomic.StoreUint64(&l.ring.head.read, l.ring.next)
+	if due := l.ring.next - l.freed; due == 0 || due < uint64(l.ring.ad.Slots)/16 {
 		return nil
 	}
 	return l.sendCredit()
@@ -255,6 +258,11 @@ func (l *link) onStep(body []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.count(l, Counts{Steps: 1, Rows: int64(rows)})
+	l.bytes += int64(rows) * l.ring.width
+	if st.At > 0 {
+		l.lag = max(0, l.cfg.Now().Sub(time.UnixMicro(int64(st.At*1e6))))
+		l.worst = max(l.worst, l.lag)
+	}
 	return nil
 }
 

@@ -84,7 +84,10 @@ type Source struct {
 	gone    bool // an engine has been here and left
 	err     error
 	counts  Counts
-	slots   int64 // of the rings that are mapped
+	rings   map[*ring]struct{} // that are mapped
+	bytes   int64              // that came through them
+	lag     time.Duration      // of the last step
+	worst   time.Duration      // of any
 	norms   []Norm
 }
 
@@ -127,7 +130,7 @@ func newSource(hello Hello, cfg Config) (*Source, error) {
 	}
 	s := &Source{
 		cfg: cfg, hello: hello, format: f, width: int64(hello.Model.Hidden * cfg.DType.Size()),
-		open: map[*sequence]struct{}{},
+		open: map[*sequence]struct{}{}, rings: map[*ring]struct{}{},
 	}
 	s.changed = sync.NewCond(&s.mu)
 	if err := errors.Join(s.validate(), s.checkModel(hello)); err != nil {
@@ -278,8 +281,12 @@ type Status struct {
 	Counts
 	Engines, Open, Waiting int
 	Memory, Bound          int64 // bytes of states held, and what they may be
-	Slots                  int64 // of the rings that are mapped
-	Norms                  []Norm
+	Slots, Filled          int64 // rows that the mapped rings hold, and rows in them that were not read yet
+	Bytes                  int64 // of rows that came through the rings
+	// Lag is the time from the engine's sending of the last step until its
+	// rows were read; Worst is the longest there was.
+	Lag, Worst time.Duration
+	Norms      []Norm
 }
 
 // Norm is how long the vectors of a state are: the band of the L2 norms of
@@ -320,10 +327,15 @@ func (s *Source) measure(q *sequence) {
 func (s *Source) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Status{
+	st := Status{
 		Counts: s.counts, Engines: s.engines, Open: len(s.open), Waiting: len(s.done), Memory: s.used, Bound: s.cfg.Memory,
-		Slots: s.slots, Norms: slices.Clone(s.norms),
+		Bytes: s.bytes, Lag: s.lag, Worst: s.worst, Norms: slices.Clone(s.norms),
 	}
+	for r := range s.rings {
+		st.Slots += r.ad.Slots
+		st.Filled += r.waiting()
+	}
+	return st
 }
 
 // Close ends the connections and gives everything back. The target stays

@@ -41,13 +41,11 @@ func readAttention(l *loader, c Config, prefix string, window int, gated bool) *
 }
 
 // cache holds the keys, after norm and rotation, and the values of one
-// sequence. It doubles when full.
+// sequence.
 type cache struct {
 	dev  cuda.Device
-	k, v cuda.Tensor // [capacity, Hkv*hd]
+	k, v cuda.Tensor // [tokens, Hkv*hd]
 }
-
-const firstCapacity = 64
 
 func (a *attention) remember(dev cuda.Device) (past, error) {
 	return &cache{dev: dev}, nil
@@ -62,35 +60,14 @@ func (c *cache) close() {
 	}
 }
 
-// reserve makes room for n rows of cols values, keeping the first used.
-func (c *cache) reserve(n, used, cols int) error {
-	if c.k.Rows >= n {
-		return nil
-	}
-	capacity := max(firstCapacity, c.k.Rows)
-	for capacity < n {
-		capacity *= 2
-	}
-	rows := make([]int32, used)
-	for i := range rows {
-		rows[i] = int32(i)
-	}
+// reserve makes room for n rows of cols values, keeping those there are.
+func (c *cache) reserve(n, cols int) error {
 	for _, t := range []*cuda.Tensor{&c.k, &c.v} {
-		buf, err := c.dev.New(capacity * cols)
+		buf, err := c.dev.Grow(t.Buf, n*cols)
 		if err != nil {
-			return fmt.Errorf("growing the key/value cache to %d tokens: %w", capacity, err)
+			return fmt.Errorf("growing the key/value cache to %d tokens: %w", n, err)
 		}
-		grown := cuda.Matrix(buf, capacity, cols)
-		if used > 0 {
-			if err := c.dev.GatherRows(grown.RowRange(0, used), *t, rows); err != nil {
-				buf.Close()
-				return err
-			}
-		}
-		if t.Buf != nil {
-			t.Buf.Close()
-		}
-		*t = grown
+		*t = cuda.Matrix(buf, n, cols)
 	}
 	return nil
 }
@@ -163,7 +140,7 @@ func (a *attention) attendPiece(dev cuda.Device, kv *cache, p piece, out, q, k, 
 		return nil
 	}
 	end := p.pos + n
-	if err := kv.reserve(end, p.pos, k.Cols); err != nil {
+	if err := kv.reserve(end, k.Cols); err != nil {
 		return err
 	}
 	rows := make([]int32, n)

@@ -38,6 +38,7 @@ struct Problem {
   long rows, ctx, blk;
   Device<bf16> q, ck, cv, bk, bv, out;
   Device<int4> spans;
+  Device<int> odd{1};
   TensorMap qm, ckm, cvm, bkm, bvm;
   Problem(long rows, long ctx, long blk, const std::vector<int4>& s)
       : rows(rows), ctx(ctx), blk(blk), q(rows * kQ * kDim), ck(ctx * kKV * kDim), cv(ctx * kKV * kDim), bk(blk * kKV * kDim),
@@ -48,7 +49,7 @@ struct Problem {
   }
   void fast() {
     fast_attention<<<dim3((rows + 15) / 16, kKV), 160, kAttentionShared>>>(qm, ckm, cvm, bkm, bvm, spans, out, kQ * kDim, rows,
-                                                                         1 / std::sqrt((double)kDim));
+                                                                         1 / std::sqrt((double)kDim), odd, 1);
   }
 };
 

@@ -38,7 +38,7 @@ struct Stage {
   Device<u64> best;
   Device<unsigned> ranks;
   Device<float> label_logit, lse, logits;
-  Device<int> ids, rank;
+  Device<int> ids, rank, odd;
   std::vector<TensorMap*> maps;
   TensorMap *qm, *ckm[L], *cvm[L], *bkm, *bvm, *zm, *wm;
   Lt::Plan fc_plan, kv_plan, qkv_plan, o_plan, gu_plan, down_plan;
@@ -51,7 +51,7 @@ struct Stage {
         gu_w{Device<bf16>(2 * FF * H), Device<bf16>(2 * FF * H), Device<bf16>(2 * FF * H), Device<bf16>(2 * FF * H), Device<bf16>(2 * FF * H)},
         fc_out(n * H), ctx(n * H), ctx_kv(n * L * KV2), x(m * H), u(m * H), qkv(m * QKV), att(m * QH * HD), gu(m * 2 * FF), act(m * FF),
         z(rows * H), ctx_table(n * 64), table(m * 64), parts((V + 255) / 256 * rows), best(rows * K), ranks(rows), label_logit(rows), lse(rows),
-        logits(rows * K), ids(rows * K), rank(rows) {
+        logits(rows * K), ids(rows * K), rank(rows), odd(1) {
     for (long l = 0; l < L; l++) {
       const auto& w = g.layers[l];
       copy(ctx_kv_w + l * KV2 * H, w.k, KV2 / 2 * H), copy(ctx_kv_w + l * KV2 * H + KV2 / 2 * H, w.v, KV2 / 2 * H);
@@ -105,7 +105,7 @@ struct Stage {
   }
   void attention(long l, cudaStream_t s) {
     fast_attention<<<dim3(m / B, KVH), 160, kAttentionShared, s>>>(*qm, *ckm[l], *cvm[l], *bkm, *bvm, g.spans, att, QH * HD, m,
-                                                                  1 / std::sqrt((double)HD));
+                                                                  1 / std::sqrt((double)HD), odd, 1);
   }
   void silu(cudaStream_t s) { fast_silu_mul<<<(m * FF / 8 + 255) / 256, 256, 0, s>>>(act, gu, m, FF); }
   void draft(cudaStream_t s) {

@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import logging
+import os
 import random
 import sys
 import threading
@@ -46,8 +47,11 @@ class Liar(Client):
     def finish(self, request: Any, ids: Any, reason: str) -> None:
         super().finish(request, ids[self.cut :] if self.lie == "prefix" else ids, reason)
 
-    def step(self, rows: Any, states: Any) -> None:
-        states = list(states)
+    def step(self, rows: Any, states: Any, **how: Any) -> None:
+        if not self.lie or states is None:
+            return super().step(rows, states, **how)
+        staged = isinstance(states, torch.Tensor)
+        states = list(states.unbind(1) if staged else states)
         match self.lie:
             case "plus":
                 states[4] = states[5]
@@ -59,7 +63,7 @@ class Liar(Client):
                 states[-1] = self.norm(states[-1])
             case "prefix":
                 rows = [self._shift(r) for r in rows]
-        super().step(rows, states)
+        super().step(rows, torch.stack(states, 1) if staged else states, **how)
 
     def _shift(self, r: Rows) -> Rows:
         n = max(0, self.cut - r.pos)
@@ -78,7 +82,7 @@ class GiveUp(transformers.StoppingCriteria):
         self.left -= 1
         if self.left <= 0:
             raise GivenUp
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
 def batch_of(seqs: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,7 +97,7 @@ def batch_of(seqs: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def generate(model: Any, tap: Any, seqs: list[dict[str, Any]], new: int, **more: Any) -> list[dict[str, Any]]:
-    ids, mask = batch_of(seqs)
+    ids, mask = (x.to(model.device) for x in batch_of(seqs))
     with torch.inference_mode(), tap.request(ids=[s["id"] for s in seqs]):
         out = model.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False, **more)
     served = []
@@ -152,19 +156,22 @@ def main() -> int:
     p.add_argument("--dtype", default="float32")
     p.add_argument("--attention", default="sdpa")
     p.add_argument("--ring-bytes", type=int, default=256 << 20)
+    p.add_argument("--staging-bytes", type=int, default=256 << 20)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--lie", default="")
+    p.add_argument("--background", action="store_true", default=bool(os.environ.get("DRAFTSCOPE_ENGINE_BACKGROUND")))
+    p.add_argument("--device", default=os.environ.get("DRAFTSCOPE_ENGINE_DEVICE", "cpu"))
     a = p.parse_args()
     logging.basicConfig(level=logging.WARNING)
     transformers.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(a.model, dtype=getattr(torch, a.dtype), attn_implementation=a.attention)
+    model = transformers.AutoModelForCausalLM.from_pretrained(a.model, dtype=getattr(torch, a.dtype), attn_implementation=a.attention).to(a.device)
     with open(a.sequences) as f:
         seqs = [json.loads(line) for line in f][: a.count]
     hello = tapped.hello_of(model, "target")
     if a.lie == "bits":
         hello["dtype"] = "f16" if a.dtype == "bfloat16" else "bf16"
     Liar.lie, Liar.norm = a.lie, model.model.norm
-    tap = tapped.Tap(model, Liar(a.socket, hello, dtype=model.dtype, ring_bytes=a.ring_bytes, wait=60, retry=0.2))
+    tap = tapped.Tap(model, Liar(a.socket, hello, dtype=model.dtype, device=model.device, ring_bytes=a.ring_bytes, wait=60, retry=0.2), background=a.background or None, staging_bytes=a.staging_bytes)
     result: dict[str, Any] = {}
     start = time.monotonic()
     if a.mode == "generate":

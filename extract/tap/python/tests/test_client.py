@@ -105,7 +105,9 @@ def test_rows_arrive_as_they_were_and_counts_agree() -> None:
         client.step([Rows(r, 0, 2, [6])], states(6))
         client.finish(r, [4, 5, 6, 7], "stop")
         assert daemon.read("begin") | {"type": 0} == {"type": 0, "r": "a", "prompt": [4, 5], "cached": 0, "temperature": 0.0, "tags": {"k": "v"}}
-        assert daemon.read("step") == {"type": "step", "n": 0, "rows": [{"r": "a", "pos": 0, "ids": [4, 5], "slot": 0}]}
+        step = daemon.read("step")
+        assert abs(step.pop("at") - time.time()) < 10
+        assert step == {"type": "step", "n": 0, "rows": [{"r": "a", "pos": 0, "ids": [4, 5], "slot": 0}]}
         assert daemon.row(1) == [5, 5, 5, 5.5, 5.5, 5.5]
         assert daemon.read("step")["rows"] == [{"r": "a", "pos": 2, "ids": [6], "slot": 2}]
         assert daemon.read("finish") == {"type": "finish", "r": "a", "reason": "stop", "rows": 3, "ids": [4, 5, 6, 7]}
@@ -143,6 +145,34 @@ def test_more_rows_than_slots_go_in_pieces_as_credit_comes() -> None:
             daemon.free(len(seen))
         t.join()
         assert seen == list(range(9))
+
+
+def test_rows_that_were_staged_go_through_the_ring_and_around_its_end() -> None:
+    with connected(slots=4) as (daemon, client):
+        a, b = client.begin([1], id="a"), client.begin([2], id="b")
+        assert a is not None and b is not None
+        daemon.read("begin"), daemon.read("begin")
+        for n in range(3):
+            staged = torch.stack(states(*range(10 * n, 10 * n + 6)), 1)
+            client.step([Rows(b, 4, n, [1]), Rows(a, 1, 2 * n, [1, 2])], staged, patient=True)
+            step = daemon.read("step")
+            assert [(e["r"], e["pos"], e["ids"], e["slot"]) for e in step["rows"]] == [("a", 2 * n, [1, 2], 3 * n), ("b", n, [1], 3 * n + 2)]
+            assert [daemon.row(3 * n + i)[0] for i in range(3)] == [10 * n + 1, 10 * n + 2, 10 * n + 4]
+            assert struct.unpack_from("<Q", daemon.map, 16)[0] == 3 * n + 3, "the ring does not say what it holds"
+            daemon.free(3 * n + 3)
+
+
+def test_rows_without_memory_on_the_device_are_shed_exactly() -> None:
+    with connected() as (daemon, client):
+        a, b = client.begin([1], id="a"), client.begin([2], id="b")
+        assert a is not None and b is not None
+        client.step([Rows(a, 0, 0, [1, 2])], torch.stack(states(1, 2), 1))
+        client.step([Rows(a, 0, 2, [3]), Rows(b, 1, 0, [4, 5])], None)
+        client.step([Rows(b, 0, 2, [6])], None)
+        c = client.counts()
+        assert (c.begun, c.shed, c.rows, c.shed_rows) == (2, 2, 2, 3 + 2 + 1)
+        daemon.read("begin"), daemon.read("begin"), daemon.read("step")
+        assert [(m["r"], m["rows"]) for m in (daemon.read("shed"), daemon.read("shed"))] == [("a", 2), ("b", 0)]
 
 
 def test_a_daemon_that_does_not_read_costs_one_deadline_and_the_youngest() -> None:

@@ -53,7 +53,9 @@ class Recorder:
     def wants(self, request: Kept | None) -> bool:
         return request is not None
 
-    def step(self, rows: Sequence[Rows], states: Sequence[torch.Tensor]) -> None:
+    def step(self, rows: Sequence[Rows], states: Any, *, patient: bool) -> None:
+        if isinstance(states, torch.Tensor):
+            states = states.unbind(1)
         for r in rows:
             kept: Any = r.request
             assert 0 <= r.pos <= len(kept.ids), "a hole"
@@ -84,11 +86,17 @@ def model_of(seed: int = 0) -> Any:
     return model
 
 
-@pytest.fixture
-def tap() -> Any:
-    t = tapped.Tap(model_of(), Recorder())  # type: ignore[arg-type]
+@pytest.fixture(params=["inline", "background"])
+def tap(request: Any) -> Any:
+    t = tapped.Tap(model_of(), Recorder(), background=request.param == "background")  # type: ignore[arg-type]
     yield t
     t.close()
+
+
+def requests(tap: Any) -> list[Kept]:
+    assert tap.flush()
+    got: list[Kept] = tap.client.requests
+    return got
 
 
 def truth(model: Any, ids: list[int]) -> torch.Tensor:
@@ -133,8 +141,8 @@ def test_a_padded_batch_is_as_many_requests_as_it_has_rows(tap: Any) -> None:
     with torch.inference_mode():
         plain = model_of().generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False)
     assert out.tolist() == plain.tolist(), "the tap changes what is generated"
-    assert [r.id for r in tap.client.requests] == ["a", "b", "c"]
-    for r, prompt in zip(tap.client.requests, PROMPTS):
+    assert [r.id for r in requests(tap)] == ["a", "b", "c"]
+    for r, prompt in zip(requests(tap), PROMPTS):
         assert r.prompt == prompt and r.meta["tags"] == {"k": "v"}
         whole(tap, r)
 
@@ -145,7 +153,7 @@ def test_a_row_that_has_stopped_is_not_captured_further(tap: Any) -> None:
     stop = int(first[0, -1])  # what the first row says third
     with torch.inference_mode():
         out = tap.model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False, eos_token_id=stop)
-    for row, r in enumerate(tap.client.requests):
+    for row, r in enumerate(requests(tap)):
         made = out[row, ids.shape[1] :].tolist()
         made = made[: made.index(stop) + 1] if stop in made else made
         assert r.end == ("finish", r.prompt + made, "stop" if stop in made else "length")
@@ -157,8 +165,8 @@ def test_several_samples_of_a_prompt_are_several_requests(tap: Any) -> None:
     torch.manual_seed(3)
     with torch.inference_mode():
         out = tap.model.generate(torch.tensor([[5, 6, 8]]), max_new_tokens=6, do_sample=True, num_return_sequences=3, temperature=0.5)
-    assert len(tap.client.requests) == 3
-    for r, row in zip(tap.client.requests, out.tolist()):
+    assert len(requests(tap)) == 3
+    for r, row in zip(requests(tap), out.tolist()):
         assert r.meta["temperature"] == 0.5 and row[: len(r.ids)] == r.ids
         whole(tap, r)
 
@@ -166,7 +174,7 @@ def test_several_samples_of_a_prompt_are_several_requests(tap: Any) -> None:
 def test_drafts_that_assisted_decoding_rejects_are_taken_back(tap: Any) -> None:
     with torch.inference_mode():
         out = tap.model.generate(torch.tensor([[5, 6, 8]]), max_new_tokens=20, do_sample=False, assistant_model=model_of(1))
-    (r,) = tap.client.requests
+    (r,) = requests(tap)
     assert out[0, : len(r.ids)].tolist() == r.ids
     whole(tap, r)
 
@@ -177,10 +185,10 @@ def test_a_decode_loop_of_ones_own_is_a_request_as_long_as_its_cache_lives(tap: 
         o = tap.model(torch.tensor([[5, 6, 8], [9, 10, 11]]), past_key_values=cache, use_cache=True)
         for _ in range(4):
             o = tap.model(o.logits[:, -1:].argmax(-1), past_key_values=cache, use_cache=True)
-    assert len(tap.client.requests) == 2 and all(r.end is None for r in tap.client.requests)
+    assert len(requests(tap)) == 2 and all(r.end is None for r in requests(tap))
     del o, cache
     gc.collect()
-    for r in tap.client.requests:
+    for r in requests(tap):
         assert len(r.ids) == 7
         whole(tap, r)
 
@@ -188,7 +196,7 @@ def test_a_decode_loop_of_ones_own_is_a_request_as_long_as_its_cache_lives(tap: 
 def test_a_forward_pass_without_a_cache_is_a_request(tap: Any) -> None:
     with torch.inference_mode():
         tap.model(torch.tensor([[5, 6, 8]]), use_cache=False)
-    whole(tap, tap.client.requests[0])
+    whole(tap, requests(tap)[0])
 
 
 def test_a_call_that_raises_aborts_its_requests(tap: Any) -> None:
@@ -200,13 +208,13 @@ def test_a_call_that_raises_aborts_its_requests(tap: Any) -> None:
 
     with pytest.raises(Hangup):
         tap.model.generate(torch.tensor([[5, 6]]), max_new_tokens=4, stopping_criteria=transformers.StoppingCriteriaList([stop]))
-    assert tap.client.requests[0].end == ("abort", None, "Hangup")
+    assert requests(tap)[0].end == ("abort", None, "Hangup")
 
 
 def test_beam_search_is_left_out(tap: Any) -> None:
     with torch.inference_mode():
         tap.model.generate(torch.tensor([[5, 6]]), max_new_tokens=3, num_beams=2, do_sample=False)
-    assert tap.client.requests == []
+    assert requests(tap) == []
 
 
 def test_close_leaves_the_model_as_it_was() -> None:

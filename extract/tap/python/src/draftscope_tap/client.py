@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import math
 import os
 import queue
 import secrets
@@ -27,6 +28,7 @@ log = logging.getLogger("draftscope_tap")
 
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 _MAX_QUEUE = 1 << 16  # messages that a daemon may leave unread
+_PIECE = 64  # rows that a message may have however small the ring is
 _POLL = 0.002  # seconds between looks at the ring's counter: in a busy
 # process the thread that reads the socket may wait long for its turn
 
@@ -51,7 +53,7 @@ class Counts:
     lost: int = 0
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class Request:
     """One request that the daemon knows of."""
 
@@ -64,7 +66,7 @@ class Request:
     state: str = "open"  # open, dropped (by the daemon), shed, ended
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class Rows:
     """Consecutive rows of one request in a step: their place among the rows
     of the states, their position in the request, and their ids."""
@@ -106,9 +108,11 @@ class _Session:
                 self.behind -= 1
 
     def put(self, message: Mapping[str, Any]) -> None:
+        self.put_frame(protocol.encode(message))
+
+    def put_frame(self, data: bytes) -> None:
         """Sends from this thread what the socket takes at once; what it does
         not is left to the sender, and so is all that comes behind it."""
-        data = protocol.encode(message)
         with self.lock:
             if self.behind == 0:
                 try:
@@ -134,7 +138,7 @@ class Client:
     """Connects to the daemon at `path`, and again whenever it has gone.
 
     hello is the message without its type, protocol and pid. Methods may be
-    called from any thread.
+    called from any thread. With the device of a GPU, the ring is page-locked.
     """
 
     def __init__(
@@ -147,11 +151,12 @@ class Client:
         deadline: float = 0.2,
         wait: float = 10.0,
         retry: float = 1.0,
+        device: torch.device | None = None,
     ) -> None:
         self._path = os.fspath(path)
         self._hello = {**hello, "type": "hello", "protocol": protocol.PROTOCOL, "pid": os.getpid(), "bulk": ["memfd"]}
         self._hidden = int(hello["model"]["hidden"])
-        self._dtype, self._ring_bytes = dtype, ring_bytes
+        self._dtype, self._ring_bytes, self._device = dtype, ring_bytes, device
         self._deadline, self._retry = deadline, retry
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -177,6 +182,11 @@ class Client:
         """The states that the daemon wants; none while there is no daemon."""
         session = self._session
         return session.states if session is not None else []
+
+    @property
+    def session(self) -> _Session | None:
+        """The connection there is now; requests belong to one."""
+        return self._session
 
     @property
     def connected(self) -> bool:
@@ -231,7 +241,7 @@ class Client:
                 raise Refused(str(answer.get("reason")))
             if answer["type"] != "welcome" or answer["protocol"] != protocol.PROTOCOL or answer["bulk"] != "memfd":
                 raise protocol.ProtocolError(f"an answer that is no welcome: {answer}")
-            ring = Ring(len(answer["states"]), self._hidden, self._dtype, self._ring_bytes)
+            ring = Ring(len(answer["states"]), self._hidden, self._dtype, self._ring_bytes, self._device)
             try:
                 socket.send_fds(sock, [protocol.encode(ring.describe())], [ring.fd])
                 if protocol.receive(sock)["type"] != "credit":
@@ -340,70 +350,105 @@ class Client:
         that was shed are to be told to step all the same, which counts them."""
         return request is not None and request.session.alive and request.state in ("open", "shed")
 
-    def step(self, rows: Sequence[Rows], states: Sequence[torch.Tensor]) -> None:
+    def step(self, rows: Sequence[Rows], states: Sequence[torch.Tensor] | torch.Tensor | None, *, patient: bool = False) -> None:
         """Sends the rows of one forward pass. states are the session's
-        states, each [rows, hidden]; they are copied before this returns."""
+        states, each [rows, hidden], or one tensor [rows, states, hidden]; they
+        are copied before this returns. None says that there was no memory for
+        them: their requests are shed. patient waits for credit as long as the
+        connection lasts."""
         with self._changed:
             session = self._session
             if session is None:
                 return
             if session.congested and session.ring.free * 2 >= session.ring.slots:
                 session.congested = False
-            end = time.monotonic() + (0 if session.congested else self._deadline)
-            live = sorted((r for r in rows if r.request.session is session and r.ids), key=lambda r: r.request.age)
+            end = math.inf if patient else time.monotonic() + (0 if session.congested else self._deadline)
             todo = []
-            for r in live:
+            for r in rows:
+                if r.request.session is not session or not r.ids:
+                    continue
                 if r.request.state == "shed":
                     session.counts.shed_rows += len(r.ids)
                 elif r.request.state == "open":
                     todo.append(r)
+            todo.sort(key=lambda r: r.request.age)
+            if states is None:
+                self._shed(session, todo, "no memory for its rows on the device")
+                return
             while todo and session.alive:
                 free = session.ring.free
                 if free <= 0:
                     left = end - time.monotonic()
                     if left <= 0:
-                        self._shed(session, todo)
+                        session.congested = True
+                        self._shed(session, todo, f"no credit within {self._deadline * 1000:.0f} ms")
                         return
                     self._changed.wait(min(left, _POLL))
                     continue
-                todo = self._send(session, todo, states, free)
+                # Large steps go in pieces, of which the daemon reads one
+                # while the next one is copied.
+                todo = self._send(session, todo, states, min(free, max(_PIECE, session.ring.slots // 8)))
 
-    def _send(self, session: _Session, todo: list[Rows], states: Sequence[torch.Tensor], free: int) -> list[Rows]:
-        """Sends what fits in one message, and returns the rest."""
-        entries, rest, sent = [], [], 0
+    def _send(self, session: _Session, todo: list[Rows], states: Sequence[torch.Tensor] | torch.Tensor, most: int) -> list[Rows]:
+        """Sends at most so many rows in one message, and returns the rest."""
+        entries: list[str] = []
+        rest: list[Rows] = []
+        runs: list[tuple[int, int]] = []  # (lo, n) of rows next to each other
+        lo = end = 0  # of the run at hand
+        first = slot = session.ring.head
+        last = first + most
         for r in todo:
-            if r.request.state != "open":
+            request, ids = r.request, r.ids
+            if request.state != "open":
                 continue  # dropped while this step waited
-            n = min(len(r.ids), free - sent)
-            if n > 0:
-                slot = session.ring.write(states, r.lo, n)
-                entry: dict[str, Any] = {"r": r.request.id, "pos": r.pos, "ids": r.ids[:n], "slot": slot}
-                if r.accepted is not None:
-                    entry["accepted"] = r.accepted
-                entries.append(entry)
-                r.request.rows = r.pos + n
-                sent += n
-            if n < len(r.ids):
-                rest.append(Rows(r.request, r.lo + n, r.pos + n, r.ids[n:]))
+            n = len(ids)
+            if n > last - slot:
+                n = last - slot
+                rest.append(Rows(request, r.lo + n, r.pos + n, ids[n:]))
+                if n == 0:
+                    continue
+                ids = ids[:n]
+            # Of numbers, and letters that JSON takes as they are: the costliest
+            # part of a step, in a thread that the engine's own may wait for.
+            tail = "}" if r.accepted is None else f',"accepted":{r.accepted}}}'
+            entries.append(f'{{"r":"{request.id}","pos":{r.pos},"ids":{ids if n > 1 else f"[{ids[0]}]"},"slot":{slot}{tail}')
+            if r.lo != end:
+                if end > lo:
+                    runs.append((lo, end - lo))
+                lo = end = r.lo
+            end += n
+            request.rows = r.pos + n
+            slot += n
+        if end > lo:
+            runs.append((lo, end - lo))
         if entries:
-            session.put({"type": "step", "n": session.steps, "rows": entries})
+            if isinstance(states, torch.Tensor):
+                session.ring.copy(states, runs)
+            else:
+                for lo, n in runs:
+                    session.ring.write(states, lo, n)
+            message = f'{{"type":"step","n":{session.steps},"at":{time.time():.6f},"rows":[{",".join(entries)}]}}'
+            session.put_frame(protocol.frame(message.encode()))
             session.steps += 1
             session.counts.steps += 1
-            session.counts.rows += sent
+            session.counts.rows += slot - first
         return rest
 
-    def _shed(self, session: _Session, todo: Sequence[Rows]) -> None:
-        session.congested = True
-        reason = f"no credit within {self._deadline * 1000:.0f} ms"
+    def _shed(self, session: _Session, todo: Sequence[Rows], reason: str) -> None:
+        gone = 0
         for r in todo:
             if r.request.state != "open":
+                if r.request.state == "shed":  # by an entry before this one
+                    session.counts.shed_rows += len(r.ids)
                 continue
+            gone += 1
             session.put({"type": "shed", "r": r.request.id, "reason": reason, "rows": r.request.rows})
             session.counts.shed += 1
             session.counts.shed_rows += r.request.rows + len(r.ids)
             session.open.pop(r.request.id, None)
             r.request.state = "shed"
-        log.warning("the daemon is slow: %d requests were shed", len(todo))
+        if gone:
+            log.warning("the daemon is slow: %d requests were shed (%s)", gone, reason)
 
     def finish(self, request: Request | None, ids: Sequence[int], reason: str) -> None:
         """The request is over; ids are its whole sequence, as the front end

@@ -21,7 +21,10 @@ class ProtocolError(Exception):
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    body = json.dumps(message, separators=(",", ":")).encode()
+    return frame(json.dumps(message, separators=(",", ":")).encode())
+
+
+def frame(body: bytes) -> bytes:
     if len(body) > MAX_FRAME:
         raise ProtocolError(f"a message of {len(body)} bytes")
     return struct.pack("<I", len(body)) + body

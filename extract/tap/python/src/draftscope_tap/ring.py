@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import logging
 import mmap
 import os
 import struct
-from typing import Sequence
+from typing import Iterable, Sequence
 
 import torch
+
+from .staging import cuda
+
+log = logging.getLogger("draftscope_tap")
 
 OFFSET = 4096
 _F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
 _F_SEAL_SHRINK = getattr(fcntl, "F_SEAL_SHRINK", 2)
+_HEAD = 16  # where this side says how many slots it has filled
 
 
 class Ring:
-    """`slots` rows of `states` vectors. Not thread-safe: the client locks."""
+    """`slots` rows of `states` vectors. Not thread-safe: the client locks.
 
-    def __init__(self, states: int, hidden: int, dtype: torch.dtype, size: int) -> None:
+    With the device of a GPU the memory is page-locked, so that the GPU copies
+    into it by itself and at the full rate of the bus.
+    """
+
+    def __init__(self, states: int, hidden: int, dtype: torch.dtype, size: int, device: torch.device | None = None) -> None:
         self.slot_bytes = states * hidden * dtype.itemsize
         self.slots = max(1, (size - OFFSET) // self.slot_bytes)
         total = OFFSET + self.slots * self.slot_bytes
@@ -32,7 +43,32 @@ class Ring:
             raise
         flat = torch.frombuffer(self._map, dtype=dtype, offset=OFFSET, count=self.slots * states * hidden)
         self._rows = flat.view(self.slots, states, hidden)
-        self.head = 0  # slots written, ever
+        self.head = 0  # slots filled, ever
+        self._pinned = 0  # the address that is page-locked
+        self._copied: torch.cuda.Event | None = None
+        if device is not None and device.type == "cuda":
+            self._pin(device, total)
+
+    def _pin(self, device: torch.device, total: int) -> None:
+        address = self._rows.data_ptr() - OFFSET
+        # Touched first, so that the driver, which the engine shares, finds
+        # the pages there and is done soon.
+        ctypes.memset(address, 0, total)
+        with cuda.device(device):
+            self._copied = cuda.Event(blocking=True)
+            try:
+                code = int(cuda.cudart().cudaHostRegister(address, total, 1))  # 1: for every context
+            except RuntimeError as e:
+                log.debug("page-locking the ring: %s", e)
+                code = -1
+        if code == 0:
+            self._pinned = address
+        else:
+            log.warning("the ring could not be page-locked (CUDA error %d); copies into it are slower", code)
+
+    @property
+    def pinned(self) -> bool:
+        return self._pinned != 0
 
     @property
     def freed(self) -> int:
@@ -57,8 +93,29 @@ class Ring:
             for i, rows in enumerate(states):
                 self._rows[at : at + piece, i].copy_(rows[lo + done : lo + done + piece])
             done += piece
-        self.head += n
+        self._fill(n)
         return first
+
+    def copy(self, staged: torch.Tensor, runs: Iterable[tuple[int, int]]) -> None:
+        """Copies runs (lo, n) of rows of staged, [rows, states, hidden], into
+        the next slots, which must be free. From a GPU it does so on this
+        thread's stream, and waits for that."""
+        at = self.head % self.slots
+        total = 0
+        for lo, n in runs:
+            total += n
+            while n > 0:
+                piece = min(n, self.slots - at)
+                self._rows[at : at + piece].copy_(staged[lo : lo + piece], non_blocking=True)
+                lo, n, at = lo + piece, n - piece, (at + piece) % self.slots
+        if self._copied is not None:
+            self._copied.record()
+            self._copied.synchronize()
+        self._fill(total)
+
+    def _fill(self, n: int) -> None:
+        self.head += n
+        struct.pack_into("<Q", self._map, _HEAD, self.head)
 
     def close(self) -> None:
         """Unmaps; the kernel frees the memory when the daemon has, too."""
@@ -66,5 +123,8 @@ class Ring:
             return
         os.close(self.fd)
         self.fd = -1
+        if self._pinned:
+            cuda.cudart().cudaHostUnregister(self._pinned)
+            self._pinned = 0
         del self._rows
         self._map.close()

@@ -22,7 +22,8 @@ def patch(socket: str) -> None:
     """Taps what transformers' server loads from now on."""
     from transformers.cli.serving.model_manager import ModelManager
 
-    load = ModelManager._load_model
+    manager: Any = ModelManager
+    load = manager._load_model
 
     @functools.wraps(load)
     def loaded(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -33,7 +34,7 @@ def patch(socket: str) -> None:
             log.exception("%s is served without a tap", type(model).__name__)
         return model
 
-    ModelManager._load_model = loaded
+    manager._load_model = loaded
 
 
 def main() -> None:
@@ -41,10 +42,11 @@ def main() -> None:
     if len(args) < 2 or args[0] != "--tap-socket":
         sys.exit(__doc__)
     patch(args[1])
-    from transformers.cli.transformers import main as cli
+    from transformers.cli import transformers as cli
 
     sys.argv = ["transformers", "serve", *args[2:]]
-    cli()
+    run: Any = cli.main
+    run()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,29 @@
+//go:build cuda && cgo
+
+package gpu
+
+import (
+	"github.com/draftscope/draftscope/cuda"
+	"github.com/draftscope/draftscope/cuda/driver"
+)
+
+// NormRoPE implements [cuda.Device]; see kernels/normrope.cu.
+func (d *Device) NormRoPE(dst cuda.Tensor, args cuda.NormRoPEArgs) error {
+	if err := args.Check(dst); err != nil {
+		return err
+	}
+	m, err := d.views("normrope", dst, args.X, args.W)
+	if err != nil || dst.Rows == 0 {
+		return err
+	}
+	return d.card.Do(func() error {
+		at, err := d.params.send(bytesOf(args.Pos), bytesOf(frequencies(args.Rotary, args.Theta)))
+		if err != nil {
+			return err
+		}
+		const warps = 8
+		g := driver.Grid{Blocks: [3]int{dst.Rows}, Threads: [3]int{32 * warps}, Shared: (args.Rotary + warps*args.HeadDim) * 4}
+		return d.launch("normrope", "normrope_", g, m[0].at, m[0].stride, m[1].at, m[1].stride, args.Step, m[2].at, at[0], at[1],
+			args.Heads, args.HeadDim, args.Rotary/2, args.Eps, args.Gain)
+	})
+}

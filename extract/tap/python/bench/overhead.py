@@ -1,0 +1,282 @@
+"""What a tap costs an engine: tokens/s of the same loop with and without it.
+
+    PYTHONPATH=extract/tap/python/src python extract/tap/python/bench/overhead.py --draftscope bin/draftscope
+
+One process serves a model of a real shape with random weights; `draftscope
+tap`, a process of its own, reads five taps and the final state of every row.
+Loops with the tap and without take turns. Prefill is a forward pass over
+batch*prompt tokens, `--passes` of them one after the other; decode is greedy,
+and the host takes the tokens of every step, as an engine does. Prints JSON
+objects, one a line, and a table last.
+
+The daemon checks and counts (--check-only); with --out DIR, one that stores a
+dataset comes after it for a short time. Their counts are compared with the
+engine's, and with the rows that the loops fed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, Callable
+
+import torch
+import transformers
+
+import draftscope_tap.transformers as tapped
+
+
+class Daemon:
+    """`draftscope tap` as a process."""
+
+    def __init__(self, a: argparse.Namespace, states: list[int], out: str | None) -> None:
+        self.dir = tempfile.TemporaryDirectory()
+        self.socket = str(pathlib.Path(self.dir.name) / "s")
+        args = [a.draftscope, "tap", "--socket", self.socket, "--states", ",".join(map(str, states)), "--once", "--memory", str(a.memory)]
+        args += ["--out", out] if out else ["--check-only"]
+        self.process = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def end(self) -> dict[str, Any]:
+        t = time.perf_counter()
+        out, err = self.process.communicate(timeout=300)
+        return {"ended_after_s": round(time.perf_counter() - t, 2), "exit": self.process.returncode, "said": out.strip(), "log": err.strip().splitlines()[-4:]}
+
+    def gpu(self) -> dict[str, Any]:
+        """What the daemon has to do with a GPU."""
+        with open(f"/proc/{self.process.pid}/maps") as f:
+            mapped = any("libcuda" in line for line in f)
+        fds = pathlib.Path(f"/proc/{self.process.pid}/fd")
+        devices = [os.readlink(fd) for fd in fds.iterdir()]
+        return {"libcuda_mapped": mapped, "nvidia_devices_open": sum("nvidia" in d for d in devices)}
+
+
+class Loops:
+    """The loops that are measured."""
+
+    def __init__(self, a: argparse.Namespace, model: Any) -> None:
+        self.a, self.model = a, model
+        self.device = next(model.parameters()).device
+        self.ids = torch.randint(0, a.vocab, (a.batch, a.prompt), device=self.device)
+        self.short = self.ids[:, : a.decode_prompt]
+        self.rows = 0  # that were fed with the tap on
+        self.requests = 0
+
+    def sync(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    @torch.inference_mode()
+    def prefill(self, passes: int) -> float:
+        """Tokens/s of so many forward passes."""
+        self.sync()
+        t = time.perf_counter()
+        for _ in range(passes):
+            self.model.model(self.ids, use_cache=False)
+        self.sync()
+        self.rows += passes * self.ids.numel()
+        self.requests += passes * self.a.batch
+        return passes * self.ids.numel() / (time.perf_counter() - t)
+
+    @torch.inference_mode()
+    def decode(self, steps: int, each: Callable[[int], None] | None = None) -> list[float]:
+        """Seconds of each step of greedy decoding."""
+        cache = transformers.DynamicCache()
+        o = self.model(self.short, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        token = o.logits[:, -1].argmax(-1, keepdim=True)
+        self.sync()
+        took, t = [], time.perf_counter()
+        for step in range(steps):
+            o = self.model(token, past_key_values=cache, use_cache=True)
+            token = o.logits[:, -1].argmax(-1, keepdim=True)
+            token.tolist()
+            now = time.perf_counter()
+            took.append(now - t)
+            t = now
+            if each is not None:
+                each(step)
+        self.rows += self.short.numel() + steps * self.a.batch
+        self.requests += self.a.batch
+        return took
+
+
+def say(**what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def pinned_rate(device: torch.device, size: int) -> float:
+    """Bytes/s from the device into page-locked memory of torch's own."""
+    src = torch.ones(size, dtype=torch.uint8, device=device)
+    dst = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    rates = []
+    for _ in range(6):
+        torch.cuda.synchronize()
+        t = time.perf_counter()
+        dst.copy_(src, non_blocking=True)
+        torch.cuda.synchronize()
+        rates.append(size / (time.perf_counter() - t))
+    return statistics.median(rates[1:])
+
+
+class Bulk:
+    """Times the tap's copies of many rows from the device into the ring."""
+
+    def __init__(self, ring: Any, least: int) -> None:
+        self.rates: list[float] = []
+        copy = ring.copy
+
+        def timed(staged: torch.Tensor, runs: list[tuple[int, int]]) -> None:
+            size = sum(n for _, n in runs) * ring.slot_bytes
+            t = time.perf_counter()
+            copy(staged, runs)
+            if size >= least:
+                self.rates.append(size / (time.perf_counter() - t))
+
+        ring.copy = timed
+
+
+def settle(tap: tapped.Tap) -> float:
+    """Waits until the daemon has read everything; seconds."""
+    t = time.perf_counter()
+    tap.flush(120)
+    session = tap.client.session
+    while session is not None and session.ring.free < session.ring.slots and session.alive:
+        time.sleep(0.001)
+    return time.perf_counter() - t
+
+
+def overhead(a: argparse.Namespace, model: Any, states: list[int], out: str | None, rounds: int, passes: int) -> dict[str, Any]:
+    loops = Loops(a, model)
+    daemon = Daemon(a, states, out)
+    tap = tapped.attach(model, daemon.socket, label="random", ring_bytes=a.ring_bytes, staging_bytes=a.staging_bytes, wait=60)
+    session = tap.client.session
+    if session is None:
+        raise SystemExit(f"no connection to the daemon: {daemon.end()}")
+    bulk = Bulk(session.ring, 64 << 20)
+    got: dict[str, dict[str, list[float]]] = {m: {"prefill": [], "decode": [], "step": []} for m in ("plain", "tap")}
+    waits = 0.0
+    for n in range(rounds + 1):  # the first warms up; the order turns
+        for mode in ("plain", "tap") if n % 2 == 0 else ("tap", "plain"):
+            rows, requests = loops.rows, loops.requests
+            if mode == "tap":
+                tap.resume()
+            else:
+                tap.pause()
+            loops.prefill(1)
+            p = loops.prefill(passes)
+            waited = settle(tap) if mode == "tap" else 0.0
+            steps = loops.decode(a.new)
+            if mode == "tap":
+                waits = max(waits, waited, settle(tap))
+            else:
+                loops.rows, loops.requests = rows, requests
+            d = a.batch * len(steps) / sum(steps)
+            say(round=n, mode=mode, prefill_tok_s=round(p), decode_tok_s=round(d, 1), median_step_ms=round(1e3 * statistics.median(steps), 3))
+            if n > 0:
+                for k, v in (("prefill", p), ("decode", d), ("step", statistics.median(steps))):
+                    got[mode][k].append(v)
+    tap.resume()
+    result: dict[str, Any] = {"reader": daemon.gpu(), "staging_mib": tap._staging.bytes >> 20 if tap._staging is not None else 0, "ring_pinned": session.ring.pinned}
+    if tap._staging is not None:
+        result["congestions"] = tap._staging.waits
+    theirs = tap.close()
+    ours = tap.client.counts()
+    result["daemon"] = daemon.end()
+    result["engine_counts"], result["daemon_counts"] = dataclasses.asdict(ours), theirs
+    result["fed"] = {"rows": loops.rows, "requests": loops.requests}
+    kept = re.search(r"; (\d+) (?:stored|checked and not stored,) with (\d+) tokens", result["daemon"]["said"])
+    kept_all = kept is not None and (int(kept[1]), int(kept[2])) == (loops.requests, loops.rows)
+    result["equal"] = kept_all and theirs is not None and theirs["rows"] == ours.rows == loops.rows and theirs["steps"] == ours.steps
+    for k in ("prefill", "decode"):
+        ratio = [t / p for t, p in zip(got["tap"][k], got["plain"][k])]
+        result[k] = {
+            "plain": round(statistics.median(got["plain"][k]), 1), "tap": round(statistics.median(got["tap"][k]), 1),
+            "of": round(statistics.median(got["tap"][k]) / statistics.median(got["plain"][k]), 4),
+            "of_by_round": [round(r, 4) for r in ratio],
+        }
+    result["step_ms"] = {m: round(1e3 * statistics.median(got[m]["step"]), 3) for m in got}
+    result["longest_drain_s"] = round(waits, 3)
+    if bulk.rates:
+        result["bulk_gb_s"] = round(statistics.median(bulk.rates) / 1e9, 2)
+    return result
+
+
+def killed(a: argparse.Namespace, model: Any, states: list[int]) -> dict[str, Any]:
+    """Decoding goes on while the daemon is killed."""
+    loops = Loops(a, model)
+    plain = loops.decode(a.new)
+    memory = torch.cuda.memory_allocated() if loops.device.type == "cuda" else 0
+    daemon = Daemon(a, states, None)
+    tap = tapped.attach(model, daemon.socket, label="random", ring_bytes=a.ring_bytes, staging_bytes=a.staging_bytes, wait=60, retry=5)
+    third = a.new
+    steps = loops.decode(3 * third, lambda n: os.kill(daemon.process.pid, signal.SIGKILL) if n == third else None)
+    daemon.process.wait()
+    with open("/proc/self/maps") as f:
+        mapped = any("memfd:draftscope-tap" in line for line in f)
+    counts = tap.client.counts()
+    result = {
+        "plain_tok_s": a.batch / statistics.median(plain), "before_tok_s": a.batch / statistics.median(steps[:third]),
+        "after_tok_s": a.batch / statistics.median(steps[third + 1 :]), "longest_step_ms": 1e3 * max(steps[third:]),
+        "longest_step_before_ms": 1e3 * max(steps[:third]),
+        "connected": tap.client.connected, "ring_mapped": mapped, "lost": counts.lost,
+    }
+    if loops.device.type == "cuda":
+        result["gpu_bytes_kept"] = torch.cuda.memory_allocated() - memory
+    tap.close()
+    return {k: round(v, 2) if isinstance(v, float) else v for k, v in result.items()}
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for k, v in dict(
+        layers=36, hidden=4096, inter=12288, heads=32, kv=8, vocab=151936, batch=32, prompt=512, decode_prompt=128, new=64,
+        passes=3, rounds=4, ring_bytes=2 << 30, staging_bytes=2 << 30, memory=32 << 30,
+    ).items():
+        p.add_argument("--" + k.replace("_", "-"), type=int, default=v)
+    p.add_argument("--draftscope", default="bin/draftscope")
+    p.add_argument("--device", default="cuda")
+    p.add_argument("--out", help="store a dataset here")
+    p.add_argument("--kill", action="store_true", help="kill the daemon in the middle of decoding, too")
+    a = p.parse_args()
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=a.vocab, hidden_size=a.hidden, intermediate_size=a.inter, num_hidden_layers=a.layers,
+        num_attention_heads=a.heads, num_key_value_heads=a.kv, head_dim=128, max_position_embeddings=8192,
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device(a.device):
+        model: Any = transformers.Qwen3ForCausalLM(config)
+    model.eval().requires_grad_(False)
+    torch.set_default_dtype(torch.float32)
+    n = a.layers
+    states = [round(1 + i * (n - 4) / 4) + 1 for i in range(5)] + [n]
+    cuda = a.device == "cuda"
+    say(device=torch.cuda.get_device_name() if cuda else "cpu", torch=torch.__version__, transformers=transformers.__version__, states=states, bytes_per_token=len(states) * a.hidden * 2)
+    result = overhead(a, model, states, None, a.rounds, a.passes)
+    if cuda:
+        result["pinned_gb_s"] = round(pinned_rate(torch.device(a.device), 256 << 20) / 1e9, 2)
+    say(**result)
+    whole = result["equal"]
+    if a.out:
+        stored = overhead(a, model, states, a.out, 1, 1)
+        whole = whole and stored["equal"]
+        say(stored=stored)
+    if a.kill:
+        say(kill=killed(a, model, states))
+    for k in ("prefill", "decode"):
+        print(f"{k:8} {result[k]['plain']:>10} tokens/s, with the tap {result[k]['tap']:>10}: {100 * result[k]['of']:.2f} %")
+    print(f"every row accounted for: {whole}; bulk {result.get('bulk_gb_s')} GB/s of pinned {result.get('pinned_gb_s')}")
+    return 0 if whole else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
