@@ -52,7 +52,7 @@ class _Waiting:
     """Rows of a request whose drafts are not verified yet."""
 
     rows: Fed
-    states: list[torch.Tensor]  # copies, shared by the requests of a pass
+    states: list[torch.Tensor] | torch.Tensor  # copies, shared by the requests of a pass
 
 
 class Steps:
@@ -91,9 +91,11 @@ class Steps:
         """A request that cannot be captured."""
         self._open.setdefault(id, None)
 
-    def step(self, fed: Sequence[Fed], states: Sequence[torch.Tensor]) -> None:
+    def step(self, fed: Sequence[Fed], states: Sequence[torch.Tensor] | torch.Tensor | None, *, patient: bool = False) -> None:
         """The rows of a pass; states are all of the engine's, each
-        [rows, hidden] or longer, and copied before this returns."""
+        [rows, hidden] or longer, or one tensor [rows, states, hidden]. They
+        are copied before this returns. None says that there was no memory
+        for them; patient is the client's."""
         at = self.wanted()
         now: list[Rows] = []
         held: list[Fed] = []
@@ -110,22 +112,31 @@ class Steps:
                 held.append(f)
             else:
                 now.append(Rows(request, f.lo, f.pos, f.ids))
-        self._send(verified)
+        self._send(verified, patient)
         if at is None:
             return
-        wanted = [states[i] for i in at]
+        if states is None:
+            now.extend(Rows(request, f.lo, f.pos, f.ids) for f in held if (request := self._open[f.id]) is not None)
+            self.client.step(now, None)
+            return
+        wanted: Any = states  # a tensor is sent as it is when it holds just what is wanted
+        if not isinstance(states, torch.Tensor) or at != list(range(states.shape[1])):
+            every = states.unbind(1) if isinstance(states, torch.Tensor) else states
+            wanted = [every[i] for i in at]
         if now:
-            self.client.step(now, wanted)
+            self.client.step(now, wanted, patient=patient)
         if held:
-            index = torch.tensor([f.lo + i for f in held for i in range(len(f.ids))], device=wanted[0].device)
-            copies, lo = [s.index_select(0, index) for s in wanted], 0
+            device = (wanted if isinstance(wanted, torch.Tensor) else wanted[0]).device
+            index = torch.tensor([f.lo + i for f in held for i in range(len(f.ids))], device=device)
+            copies = wanted.index_select(0, index) if isinstance(wanted, torch.Tensor) else [s.index_select(0, index) for s in wanted]
+            lo = 0
             for f in held:
                 self._waiting[f.id] = _Waiting(dataclasses.replace(f, lo=lo), copies)
                 lo += len(f.ids)
 
-    def _send(self, verified: Sequence[tuple[_Waiting, int]]) -> None:
+    def _send(self, verified: Sequence[tuple[_Waiting, int]], patient: bool) -> None:
         """Sends the first rows of each: those that were verified."""
-        groups: dict[int, tuple[list[torch.Tensor], list[Rows]]] = {}
+        groups: dict[int, tuple[list[torch.Tensor] | torch.Tensor, list[Rows]]] = {}
         for w, n in verified:
             request = self._open.get(w.rows.id)
             n = min(n, len(w.rows.ids))
@@ -135,9 +146,9 @@ class Steps:
             rows = Rows(request, w.rows.lo, w.rows.pos, w.rows.ids[:n], accepted=max(0, n - sure))
             groups.setdefault(id(w.states), (w.states, []))[1].append(rows)
         for states, rows_of in groups.values():
-            self.client.step(rows_of, states)
+            self.client.step(rows_of, states, patient=patient)
 
-    def end(self, ends: Sequence[End]) -> None:
+    def end(self, ends: Sequence[End], *, patient: bool = False) -> None:
         """Ends requests, those that never began among them."""
         verified: list[tuple[_Waiting, int]] = []
         for e in ends:
@@ -148,7 +159,7 @@ class Steps:
             there = e.ids[waiting.rows.pos :]
             same = next((i for i, (a, b) in enumerate(zip(waiting.rows.ids, there)) if a != b), min(len(there), len(waiting.rows.ids)))
             verified.append((waiting, same))
-        self._send(verified)
+        self._send(verified, patient)
         for e in ends:
             request = self._open.pop(e.id, None)
             if e.ids is None:

@@ -36,6 +36,7 @@ from typing import Any, Callable, Mapping, Sequence
 import torch
 
 from .client import DTYPES, Client, Refused
+from .staging import Staging, cuda
 from .steps import End, Fed, Steps
 
 log = logging.getLogger("vllm.draftscope_tap")  # vLLM prints what is below its own name
@@ -64,6 +65,7 @@ class Options:
     prefix_cache: str = "refuse"
     label: str | None = None
     ring_bytes: int = 256 << 20
+    staging_bytes: int = 1 << 30  # of the GPU's memory, for states on their way
     deadline: float = 0.2
     wait: float = 30.0
 
@@ -206,7 +208,9 @@ class WorkerTap:
         self.runner, self.config, self.options = runner, config, options
         self.steps: Steps | None = None
         self._states: list[int] = []  # that the model gives, ascending
-        self._drafter: list[int] = []  # where the drafter's stand among them
+        self._tapped: list[int] = []  # where the tap's stand among them
+        self._drafter: list[int] = []  # where the drafter's do
+        self._staging: Staging | None = None  # on a GPU: what is behind the passes
         self._asked = bool(getattr(runner, "use_aux_hidden_state_outputs", False))
         self._warned: set[str] = set()
         self._load = runner.load_model
@@ -244,7 +248,7 @@ class WorkerTap:
             try:
                 client = Client(
                     self.options.socket, hello_of(holder, self.config, self.options.label), dtype=self.config.model_config.dtype,
-                    ring_bytes=self.options.ring_bytes, deadline=self.options.deadline, wait=self.options.wait,
+                    ring_bytes=self.options.ring_bytes, deadline=self.options.deadline, wait=self.options.wait, device=self.runner.device,
                 )
                 states = sorted(set(self.options.states or client.states))
                 if not states:
@@ -258,6 +262,7 @@ class WorkerTap:
             return
         own = sorted(set(getattr(holder, "aux_hidden_state_layers", ()))) if self._asked else []
         self._states = sorted({*own, *states})
+        self._tapped = [self._states.index(c) for c in states]
         self._drafter = [self._states.index(c) for c in own]
         _keep_embedding(holder)
         model.set_aux_hidden_state_layers(tuple(self._states))
@@ -266,7 +271,9 @@ class WorkerTap:
         if isinstance(self.config.additional_config, dict):
             self.config.additional_config = {**self.config.additional_config, "draftscope_tap_states": self._states}
         if client is not None:
-            self.steps = Steps(client, self._states)
+            self.steps = Steps(client, states)
+            if self.runner.device.type == "cuda":
+                self._staging = Staging(self.runner.device, self.options.staging_bytes, self.options.deadline)
             log.info("states %s go to %s", states, self.options.socket)
 
     # -- forward passes --------------------------------------------------------
@@ -306,15 +313,22 @@ class WorkerTap:
     def end(self, ends: Sequence[End]) -> None:
         """Requests that have ended before this step."""
         if self.steps is not None and ends:
-            try:
-                self.steps.end(ends)
-            except Exception:
-                log.exception("the ends of %d requests were not sent", len(ends))
+            steps, patient = self.steps, self._staging is not None
+            self._do(lambda: steps.end(ends, patient=patient))
+
+    def _do(self, job: Callable[[], None]) -> None:
+        """Runs a job for steps: behind all others, on a GPU in a thread."""
+        if self._staging is not None:
+            self._staging.put(job)
+            return
+        try:
+            job()
+        except Exception:  # the daemon will find the hole
+            log.exception("a forward pass was not captured")
 
     def _step(self, scheduled: Any, state: Any, aux: Sequence[torch.Tensor]) -> None:
-        assert self.steps is not None
-        for new in scheduled.scheduled_new_reqs:
-            self._begin(new)
+        if self.steps is None or self.steps.wanted() is None:
+            return  # a request that is not begun now will not be
         batch = getattr(state, "input_batch", None)  # of the newer runner
         if batch is not None:
             order, n = batch.req_ids, int(batch.num_tokens)
@@ -326,13 +340,51 @@ class WorkerTap:
             for r in order:
                 starts.append(starts[-1] + scheduled.num_scheduled_tokens[r])
             ids, positions = self.runner.input_ids.gpu[:n], self.runner.positions[:n]
-        fed_ids, fed_positions = torch.stack([ids.to(torch.int64), positions.to(torch.int64)]).tolist()
+        new = list(scheduled.scheduled_new_reqs)
+        drafts = {r: len(d) for r, d in scheduled.scheduled_spec_decode_tokens.items()}
+        where = torch.stack([ids.to(torch.int64), positions.to(torch.int64)])
+        states = [aux[i] for i in self._tapped]
+        if self._staging is None:
+            self._do(lambda: self._send(new, list(order), starts, drafts, where.tolist(), states))
+        else:
+            self._stage(new, list(order), starts, drafts, where, states)
+
+    def _stage(self, new: list[Any], order: list[str], starts: list[int], drafts: dict[str, int], where: torch.Tensor, states: list[torch.Tensor]) -> None:
+        """Clones on the engine's stream, in whose order a replay would
+        overwrite the states, and leaves the rest to the tap's thread: nothing
+        here waits for the GPU."""
+        staging, n = self._staging, starts[-1]
+        assert staging is not None
+        stage = staging.take(n, len(states), states[0].shape[1], states[0].dtype)
+        if stage is not None:
+            for i, rows in enumerate(states):
+                stage.rows[:n, i].copy_(rows[:n])
+        host = torch.empty(where.shape, dtype=where.dtype, pin_memory=True)
+        host.copy_(where, non_blocking=True)
+        ready = cuda.Event(blocking=True)
+        ready.record(cuda.current_stream(staging.device))
+
+        def job() -> None:
+            ready.synchronize()
+            try:
+                self._send(new, order, starts, drafts, host.tolist(), stage.rows if stage is not None else None)
+            finally:
+                if stage is not None:
+                    staging.give(stage)
+
+        staging.put(job)
+
+    def _send(
+        self, new: list[Any], order: list[str], starts: list[int], drafts: dict[str, int], where: list[list[int]], states: list[torch.Tensor] | torch.Tensor | None
+    ) -> None:
+        assert self.steps is not None
+        for request in new:
+            self._begin(request)
         fed: list[Fed] = []
         for r, lo, hi in zip(order, starts, starts[1:]):
             if hi > lo:
-                drafts = len(scheduled.scheduled_spec_decode_tokens.get(r, ()))
-                fed.append(Fed(r, lo, fed_positions[lo], fed_ids[lo:hi], min(drafts, hi - lo - 1)))
-        self.steps.step(fed, aux)
+                fed.append(Fed(r, lo, where[1][lo], where[0][lo:hi], min(drafts.get(r, 0), hi - lo - 1)))
+        self.steps.step(fed, states, patient=self._staging is not None)
 
     def _begin(self, new: Any) -> None:
         assert self.steps is not None
@@ -354,6 +406,9 @@ class WorkerTap:
     def close(self) -> None:
         """Says goodbye, and prints both sides' counts."""
         if self.steps is not None:
+            if self._staging is not None:
+                self._staging.flush()
+                self._staging.close()
             daemon = self.steps.close()
             log.info("counts %s", json.dumps({"engine": dataclasses.asdict(self.steps.client.counts()), "daemon": daemon, "refused": self.steps.client.refused}))
             self.steps = None
@@ -389,7 +444,8 @@ def _keep_embedding(holder: Any) -> None:
         return
 
     def keep(aux: list[torch.Tensor], c: int, hidden: torch.Tensor, residual: torch.Tensor | None) -> list[torch.Tensor]:
-        return add(aux, c, hidden.clone() if residual is None else hidden, residual)
+        out: list[torch.Tensor] = add(aux, c, hidden.clone() if residual is None else hidden, residual)
+        return out
 
     holder._maybe_add_hidden_state = keep
 
