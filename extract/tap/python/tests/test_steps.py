@@ -11,7 +11,6 @@ import torch
 from test_client import Daemon, connected
 
 from draftscope_tap.steps import End, Fed, Steps
-from draftscope_tap.vllm import meta_of
 
 
 def states(*values: float) -> list[torch.Tensor]:
@@ -138,11 +137,26 @@ def test_requests_of_one_pass_are_verified_apart() -> None:
         assert entries(daemon) == [("a", 1, [8], None), ("b", 2, [7], None)]
 
 
-def test_what_a_client_says_of_its_vllm_request() -> None:
-    class Params:
-        temperature = 0.5
-        extra_args: dict[str, Any] | None = {"draftscope_id": "x", "draftscope_tags": "tenant=a,plan=b=c", "draftscope": "off"}
+@pytest.mark.parametrize("gives", [(1, 3), (0, 1, 3)])
+def test_a_stage_of_rows_is_sent_like_states_apart(gives: tuple[int, ...]) -> None:
+    with tapped(gives) as (daemon, steps):
+        stage = torch.stack(states(3, 4, 5, 6)[3 - len(gives) :], 1)
+        for r in "ab":
+            steps.begin(r, [3])
+        steps.step([Fed("a", 0, 0, [3, 4]), Fed("b", 2, 0, [5, 6], drafts=1)], stage, patient=True)
+        stage.fill_(0)  # it is given back
+        steps.end([End("b", "stop", [5, 6, 7])], patient=True)
+        daemon.read("begin"), daemon.read("begin")
+        assert entries(daemon) == [("a", 0, [3, 4], None)] and entries(daemon) == [("b", 0, [5, 6], 1)]
+        assert [daemon.row(i)[0] for i in range(4)] == [3.25, 4.25, 5.25, 6.25]
 
-    assert meta_of(Params) == ("x", {"temperature": 0.5, "tags": {"tenant": "a", "plan": "b=c"}, "optout": True})
-    Params.extra_args = None
-    assert meta_of(Params) == (None, {"temperature": 0.5, "tags": {}, "optout": False})
+
+def test_a_pass_that_had_no_memory_sheds_its_requests() -> None:
+    with tapped() as (daemon, steps):
+        for r in "ab":
+            steps.begin(r, [3])
+        steps.step([Fed("a", 0, 0, [3]), Fed("b", 1, 0, [3, 4], drafts=1)], None)
+        steps.end([End("a", "stop", [3, 4]), End("b", "stop", [3, 4])])
+        daemon.read("begin"), daemon.read("begin")
+        assert {daemon.read("shed")["r"], daemon.read("shed")["r"]} == {"a", "b"}
+        assert silent(daemon) and steps.client.counts().shed_rows == 3
