@@ -239,6 +239,21 @@ type Device interface {
 	// Head multiplies hidden rows with the vocabulary head and reduces each
 	// row of logits at once; no full logits survive the call.
 	Head(args HeadArgs) (HeadResult, error)
+	// Trees builds the trees of the most likely prefixes of many blocks (DDTree,
+	// arXiv 2604.12989, Algorithm 1), and verifies them, and the chains, against
+	// the tokens that followed. A tree of budget N is that of the first N
+	// prefixes popped: the most likely first, followed by its next sibling and
+	// its first child. A prefix's log-probability is that of its parent plus its
+	// token's, or its elder sibling's less that one's token's plus its own,
+	// rounded to float64 at each step; equal ones go by the lexicographically
+	// smaller tuple of ranks, a prefix before its extensions.
+	Trees(args TreeArgs) (TreeResult, error)
+	// Similarity compares each row of a with that of b, in one pass.
+	Similarity(a, b Tensor) ([]Similarity, error)
+	// Limits measures what the device reaches at its best, in products of its
+	// own type and in copies. It takes a moment and some memory: ask once, before
+	// the work begins.
+	Limits() (Limits, error)
 
 	// Close frees the device. Buffers must be closed before.
 	Close() error

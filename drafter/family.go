@@ -18,6 +18,10 @@ type Model interface {
 	Taps() []Tap
 	// NewContext starts an empty sequence.
 	NewContext() (Context, error)
+	// ContextWork is what [Context.Extend] cannot do without for so many
+	// positions, DraftWork what [Context.Draft] cannot at these anchors.
+	ContextWork(rows int) cuda.Work
+	DraftWork(anchors []int32) cuda.Work
 	// Close gives the weights' memory back, after all contexts'.
 	Close()
 }

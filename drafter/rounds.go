@@ -3,6 +3,7 @@ package drafter
 import (
 	"slices"
 
+	"github.com/draftscope/draftscope/cuda"
 	"github.com/draftscope/draftscope/schemas"
 )
 
@@ -20,38 +21,6 @@ func Methods(blockSize int, budgets []int) []Method {
 		methods = append(methods, Method{schemas.MethodDDTree, n})
 	}
 	return methods
-}
-
-// Tree is what the method proposes for a block.
-func (m Method) Tree(c Candidates) Tree {
-	if m.Name == schemas.MethodChain {
-		return Chain(c)
-	}
-	return DDTree(c, m.Budget)
-}
-
-// Outcome is one round at one anchor.
-type Outcome struct {
-	Proposed, Accepted int
-	// Truncated marks a round whose every draft was accepted as far as the
-	// stored tokens reach, with more left to verify.
-	Truncated bool
-}
-
-// Verify replays the target's verification of a tree at an anchor of tokens,
-// which end (or stop being the target's own) at end. A stored continuation
-// answers for the target: it is the target's argmax on greedy text and its own
-// sample otherwise, so in both cases what a round would have committed. Hence
-// a round needs no more of tokens than anchor..anchor+B-1.
-func Verify(t Tree, tokens []int32, anchor, end int) Outcome {
-	w := t.Walk(func(node int32) (int32, bool) {
-		next := anchor + int(t.Depths[node]) + 1
-		if next >= end {
-			return 0, false
-		}
-		return tokens[next], true
-	})
-	return Outcome{Proposed: t.Len(), Accepted: w.Accepted(), Truncated: w.Truncated}
 }
 
 // decoding is simulated decoding of one turn by one method.
@@ -82,7 +51,7 @@ func newSimulation(seq string, methods []Method, turns []Turn) *simulation {
 
 // advance takes rounds for as long as outcomes has their anchors, and returns
 // the anchors that it waits for, ascending. None means that all is done.
-func (s *simulation) advance(outcomes map[int32][]Outcome) []int32 {
+func (s *simulation) advance(outcomes map[int32][]cuda.Outcome) []int32 {
 	var wanted []int32
 	for m, method := range s.methods {
 		for r := range s.byTurn[m] {

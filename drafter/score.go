@@ -36,37 +36,39 @@ type tile struct {
 // score drafts blocks at anchors, which are ascending, and adds their rows and
 // outcomes to the lane. Every token before anchor+B that the sequence will
 // ever have must be there already. A draft that is not finite is a fault of
-// the lane.
-func (s *scorer) score(seq *sequence, l *lane, anchors []int32) error {
+// the lane. It gives back what the head could not do without.
+func (s *scorer) score(seq *sequence, l *lane, anchors []int32) (cuda.Work, error) {
 	t := &tile{seq: seq, lane: l, anchors: anchors, b: l.drafter.BlockSize()}
 	tokens := make([]int32, len(anchors))
 	for i, a := range anchors {
 		tokens[i] = seq.tokens[a]
 	}
+	var work cuda.Work
 	z, err := l.context.Draft(anchors, tokens)
 	if err != nil {
-		return err
+		return work, err
 	}
 	labels := t.truths()
 	args := cuda.HeadArgs{Hidden: z, Weight: l.drafter.head, K: s.topK, Labels: labels}
 	if err := s.compare(&args, t); err != nil {
-		return err
+		return work, err
 	}
 	if t.head, err = s.dev.Head(args); err != nil {
-		return fmt.Errorf("scoring %d anchors: %w", len(anchors), err)
+		return work, fmt.Errorf("scoring %d anchors: %w", len(anchors), err)
 	}
+	work = headWork(z.Rows+args.Target.Rows, args.Weight)
 	if row := t.notFinite(s.topK, labels); row >= 0 {
 		sl := t.slots[row]
 		l.fail(checkFinite, fmt.Sprintf("the draft at anchor %d, slot %d is not finite", sl.Anchor, sl.Slot))
-		return nil
+		return work, nil
 	}
 	t.fill(s.k, s.topK, labels, args.TargetRow)
 	l.slots = append(l.slots, t.slots...)
+	logprobs := t.logprobs(s.topK)
 	for i := range anchors {
-		l.drafts = append(l.drafts, t.draft(i, s.k, s.topK))
-		l.outcomes[anchors[i]] = t.outcomes(i, s.topK)
+		l.drafts = append(l.drafts, t.draft(i, s.k, s.topK, logprobs))
 	}
-	return nil
+	return work, t.verify(s.dev, s.topK, logprobs)
 }
 
 // truths starts the rows of the table slots with what is known before
@@ -191,43 +193,61 @@ func (t *tile) fill(k, topK int, labels, targetRow []int32) {
 	}
 }
 
+// logprobs are those of the head's candidates, in their order.
+func (t *tile) logprobs(topK int) []float32 {
+	out := make([]float32, len(t.head.TopLogits))
+	for i, v := range t.head.TopLogits {
+		out[i] = v - t.head.LSE[i/topK]
+	}
+	return out
+}
+
 // draft is block i as a row of the table drafts, k candidates a slot.
-func (t *tile) draft(i, k, topK int) schemas.Draft {
+func (t *tile) draft(i, k, topK int, logprobs []float32) schemas.Draft {
 	d := schemas.Draft{
 		SeqID: t.seq.id, Anchor: t.anchors[i],
 		DraftTokens: make([]int32, 0, t.b-1),
 		TopIDs:      make([]int32, 0, (t.b-1)*k), TopLogprobs: make([]float32, 0, (t.b-1)*k),
 	}
 	for row := i * (t.b - 1); row < (i+1)*(t.b-1); row++ {
-		ids, logits := t.head.TopIDs[row*topK:][:k], t.head.TopLogits[row*topK:][:k]
+		ids := t.head.TopIDs[row*topK:][:k]
 		d.DraftTokens = append(d.DraftTokens, ids[0])
 		d.TopIDs = append(d.TopIDs, ids...)
-		for _, v := range logits {
-			d.TopLogprobs = append(d.TopLogprobs, v-t.head.LSE[row])
-		}
+		d.TopLogprobs = append(d.TopLogprobs, logprobs[row*topK:][:k]...)
 	}
 	return d
 }
 
-// outcomes verifies what each method proposes for block i.
-func (t *tile) outcomes(i, topK int) []Outcome {
-	depth := t.b - 1
-	c := Candidates{Depth: depth, K: topK, IDs: t.head.TopIDs[i*depth*topK:][:depth*topK]}
-	c.Logprobs = make([]float32, 0, len(c.IDs))
-	for d := range depth {
-		row := i*depth + d
-		for _, v := range t.head.TopLogits[row*topK:][:topK] {
-			c.Logprobs = append(c.Logprobs, v-t.head.LSE[row])
+// verify replays the target's verification of what each method proposes at the
+// tile's anchors, and keeps the outcomes. The stored continuation answers for
+// the target: it is the target's argmax on greedy text and its own sample
+// otherwise, so in both cases what a round would have committed. It ends where
+// tokens end or stop being the target's own, and a round needs no more of it
+// than anchor..anchor+B-1.
+func (t *tile) verify(dev cuda.Device, topK int, logprobs []float32) error {
+	args := cuda.TreeArgs{
+		Depth: t.b - 1, K: topK, IDs: t.head.TopIDs, Logprobs: logprobs,
+		Tokens: t.seq.tokens, Anchors: t.anchors, Ends: make([]int32, len(t.anchors)),
+	}
+	for i, a := range t.anchors {
+		end := int(a)
+		for end < min(len(t.seq.mask), int(a)+t.b) && t.seq.mask[end] {
+			end++
+		}
+		args.Ends[i] = int32(end)
+	}
+	for _, m := range t.lane.methods {
+		if m.Name == schemas.MethodDDTree {
+			args.Budgets = append(args.Budgets, m.Budget)
 		}
 	}
-	anchor := int(t.anchors[i])
-	end := anchor
-	for end < min(len(t.seq.mask), anchor+t.b) && t.seq.mask[end] {
-		end++
+	got, err := dev.Trees(args)
+	if err != nil {
+		return fmt.Errorf("verifying at %d anchors: %w", len(t.anchors), err)
 	}
-	out := make([]Outcome, len(t.lane.methods))
-	for m, method := range t.lane.methods {
-		out[m] = Verify(method.Tree(c), t.seq.tokens, anchor, end)
+	n := len(args.Budgets)
+	for i, a := range t.anchors {
+		t.lane.outcomes[a] = append([]cuda.Outcome{got.Chains[i]}, got.Trees[i*n:(i+1)*n]...)
 	}
-	return out
+	return nil
 }

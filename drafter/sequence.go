@@ -45,7 +45,7 @@ type lane struct {
 	pending  []int32 // anchors that wait for a full tile
 	drafts   []schemas.Draft
 	slots    []schemas.Slot
-	outcomes map[int32][]Outcome // by anchor, then by method
+	outcomes map[int32][]cuda.Outcome // by anchor, then by method
 }
 
 // fail sets the sequence aside for this drafter; the first reason stands.

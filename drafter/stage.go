@@ -20,7 +20,7 @@ import (
 const DefaultK = 16
 
 // uploadRows bounds the rows of states that are uploaded at once.
-const uploadRows = 2048
+const uploadRows = 1024
 
 // Bounds of a stage's settings; more would be a mistake.
 const (
@@ -44,7 +44,12 @@ type Config struct {
 	Log       *slog.Logger     // nil is silent
 	// Progress, if given, is told after each pass how many anchors it drafted.
 	Progress func(drafter string, anchors int)
-	Now      func() time.Time // nil is time.Now; stamps faults
+	// Spent, if given, is told after each part of a drafter's work how long it
+	// took, and what it could not do without. On a GPU, new context is computed
+	// behind, and the wait for it falls into the next pass. With no drafter's
+	// name it is told how long a record kept the stage, all of it.
+	Spent func(drafter string, busy time.Duration, work ...cuda.Work)
+	Now   func() time.Time // nil is time.Now; stamps faults
 }
 
 // Validate reports everything that a stage cannot work with.
@@ -116,6 +121,9 @@ func NewStage(cfg Config) (*Stage, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
+	if cfg.Spent == nil {
+		cfg.Spent = func(string, time.Duration, ...cuda.Work) {}
+	}
 	k := min(cfg.K, cfg.Host.Vocab)
 	topK := k
 	for _, n := range cfg.Budgets {
@@ -163,6 +171,7 @@ func (s *Stage) Process(ctx context.Context, seq string, rec arrow.Record, _ fun
 		return fmt.Errorf("drafting on %s: %w", seq, err)
 	}
 	q.run = env.Run
+	defer s.busySince(time.Now())
 	switch env.Table {
 	case schemas.TableCapture:
 		err = s.capture(ctx, q, rec)
@@ -178,6 +187,9 @@ func (s *Stage) Process(ctx context.Context, seq string, rec arrow.Record, _ fun
 	}
 	return nil
 }
+
+// busySince tells how long the stage has been at work.
+func (s *Stage) busySince(start time.Time) { s.cfg.Spent("", time.Since(start)) }
 
 // describe reads the sequence's own record.
 func (q *sequence) describe(rec arrow.Record) error {
@@ -207,7 +219,7 @@ func (s *Stage) sequence(id string) (*sequence, error) {
 		q.lanes = append(q.lanes, &lane{
 			drafter: d, context: context,
 			methods:  Methods(d.BlockSize(), s.cfg.Budgets),
-			outcomes: map[int32][]Outcome{},
+			outcomes: map[int32][]cuda.Outcome{},
 		})
 	}
 	s.seqs[id] = q
@@ -256,7 +268,9 @@ func (s *Stage) extend(q *sequence, c schemas.Capture, lo, hi int) error {
 		for _, tap := range l.drafter.Taps() {
 			taps = append(taps, rows[tap])
 		}
+		start := time.Now()
 		o.do(func() error { return l.context.Extend(taps) })
+		s.cfg.Spent(l.drafter.Name, time.Since(start), l.drafter.ContextWork(hi-lo))
 	}
 	if o.err != nil {
 		return o.err
@@ -380,9 +394,12 @@ func (s *Stage) pass(ctx context.Context, q *sequence, l *lane, anchors []int32)
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := s.scorer.score(q, l, anchors); err != nil {
+	start := time.Now()
+	head, err := s.scorer.score(q, l, anchors)
+	if err != nil {
 		return fmt.Errorf("%s: %w", l.drafter.Name, err)
 	}
+	s.cfg.Spent(l.drafter.Name, time.Since(start), l.drafter.DraftWork(anchors), head)
 	if s.cfg.Progress != nil {
 		s.cfg.Progress(l.drafter.Name, len(anchors))
 	}
@@ -396,6 +413,7 @@ func (s *Stage) End(ctx context.Context, seq string, emit func(arrow.Record) err
 		return fmt.Errorf("drafting on %s: %w", seq, err)
 	}
 	defer s.Drop(seq)
+	defer s.busySince(time.Now())
 	if q.setAside {
 		return nil
 	}

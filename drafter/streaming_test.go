@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
@@ -63,10 +64,11 @@ func TestCuttingStatesIntoOtherBatchesChangesNoBit(t *testing.T) {
 		for _, s := range sequences(t)[:12] {
 			long.ids = append(long.ids, s.ids...)
 		}
-		long = w.run(captured{id: "long", promptLen: 3, ids: long.ids[:1100]})
+		const rows = 1100
+		long = w.run(captured{id: "long", promptLen: 3, ids: long.ids[:rows]})
 		cfg := drafter.Config{Drafters: cfg.Drafters[:1], Budgets: []int{8}, Losses: cuda.KL}
 		stage, mem := w.stage(cfg)
-		if d := diff(feed(t, w, stage, mem, long, 1100), feed(t, w, stage, mem, long, 37)); d != "" {
+		if d := diff(feed(t, w, stage, mem, long, rows), feed(t, w, stage, mem, long, 37)); d != "" {
 			t.Errorf("batches of 37 rows differ from one whole:\n%s", d)
 		}
 	})
@@ -165,6 +167,45 @@ func (w *world) taps(d *drafter.Drafter, states [][]float32, rows int) []cuda.Te
 		out = append(out, x)
 	}
 	return out
+}
+
+func TestAContextDoesNotDependOnHowItsTapsLie(t *testing.T) {
+	w := newWorld(t)
+	d := w.drafter("good")
+	const rows = 4200 // more than one pass
+	taps := len(d.Taps())
+	rng := rand.New(rand.NewPCG(1, 2))
+	values := make([]float32, rows*taps*hidden)
+	for i := range values {
+		values[i] = float32(rng.NormFloat64())
+	}
+	beside := w.upload(values, rows, taps*hidden)
+	var together, apart []cuda.Tensor
+	for p := range taps {
+		tap := beside.ColRange(p*hidden, (p+1)*hidden)
+		together, apart = append(together, tap), append(apart, w.upload(w.download(tap), rows, hidden))
+	}
+	draft := func(taps []cuda.Tensor, step int) []float32 {
+		ctx, err := d.NewContext()
+		w.must(err)
+		defer ctx.Close()
+		for lo := 0; lo < rows; lo += step {
+			var part []cuda.Tensor
+			for _, t := range taps {
+				part = append(part, t.RowRange(lo, min(lo+step, rows)))
+			}
+			w.must(ctx.Extend(part))
+		}
+		z, err := ctx.Draft([]int32{10, 1500, rows}, []int32{1, 2, 3})
+		w.must(err)
+		return w.download(z)
+	}
+	want := draft(together, rows)
+	for _, step := range []int{rows, 999} {
+		if !slices.Equal(draft(apart, step), want) || !slices.Equal(draft(together, step), want) {
+			t.Errorf("taps in steps of %d, side by side or apart, do not give the bits of all at once", step)
+		}
+	}
 }
 
 func TestWrongSequencesBecomeFaultsOfEachDrafter(t *testing.T) {

@@ -8,12 +8,15 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/draftscope/draftscope/cuda"
+	"github.com/draftscope/draftscope/cuda/gpu"
 	"github.com/draftscope/draftscope/data"
 	"github.com/draftscope/draftscope/data/similar"
 	"github.com/draftscope/draftscope/drafter/diagnose"
+	"github.com/draftscope/draftscope/schemas"
 )
 
-const compareHelp = `usage: draftscope compare A B [--json]
+const compareHelp = `usage: draftscope compare A B [--backend cpu|cuda|auto] [--json]
 
 Compares two captures of the same ids, made by two engines, dtypes, devices or
 quantisations: cosine, relative distance and largest difference of every state
@@ -33,9 +36,13 @@ type captureRef struct {
 	label string
 }
 
-func cmdCompare(ctx context.Context, args []string, out streams) error {
+func cmdCompare(ctx context.Context, args []string, out streams) (err error) {
 	flags := newFlags("compare", compareHelp, out)
 	asJSON := flags.Bool("json", false, "print JSON")
+	f := jobFlags{
+		backend:   oneOfFlag(flags, "backend", "cpu", "what compares: cpu, cuda or auto `NAME`", "cuda", "auto"),
+		precision: &oneOf{value: gpu.F32.String()},
+	}
 	rest, err := parse(flags, args)
 	if err != nil {
 		return err
@@ -59,7 +66,13 @@ func cmdCompare(ctx context.Context, args []string, out streams) error {
 	case a.label == b.label:
 		a.label, b.label = filepath.Base(a.dir)+":"+a.label, filepath.Base(b.dir)+":"+b.label
 	}
-	c, path, err := compareCaptures(ctx, a, b)
+	dev, err := newJob(f, out).newDevice(1)
+	if err != nil {
+		return err
+	}
+	m := measure{dev: dev}
+	defer func() { err = errors.Join(err, m.close()) }()
+	c, path, err := compareCaptures(ctx, a, b, m.rows)
 	if err != nil {
 		return err
 	}
@@ -80,7 +93,7 @@ func captureOf(ref string) (captureRef, error) {
 
 // compareCaptures goes through both captures side by side. Where their orders
 // differ, what came early waits for its other half.
-func compareCaptures(ctx context.Context, a, b captureRef) (_ *similar.Comparison, path string, err error) {
+func compareCaptures(ctx context.Context, a, b captureRef, rows similar.Rows) (_ *similar.Comparison, path string, err error) {
 	sources := [2]*sequenceReader{}
 	for i, ref := range []captureRef{a, b} {
 		if sources[i], err = readSequences(ref); err != nil {
@@ -97,7 +110,7 @@ func compareCaptures(ctx context.Context, a, b captureRef) (_ *similar.Compariso
 			err = errors.Join(err, w.Abort())
 		}
 	}()
-	c := similar.New(a.label, b.label, a.run.Hidden)
+	c := similar.New(a.label, b.label, a.run.Hidden, rows)
 	waiting := [2]map[string]similar.Sequence{{}, {}}
 	done := [2]bool{}
 	for side := 0; !done[0] || !done[1]; side = 1 - side {
@@ -120,7 +133,11 @@ func compareCaptures(ctx context.Context, a, b captureRef) (_ *similar.Compariso
 		delete(waiting[1-side], q.ID)
 		pair := [2]similar.Sequence{}
 		pair[side], pair[1-side] = q, other
-		if err := w.Write(c.Add(pair[0], pair[1])); err != nil {
+		rows, err := c.Add(pair[0], pair[1])
+		if err != nil {
+			return nil, "", err
+		}
+		if err := w.Write(rows); err != nil {
 			return nil, "", dataError(err)
 		}
 	}
@@ -131,6 +148,61 @@ func compareCaptures(ctx context.Context, a, b captureRef) (_ *similar.Compariso
 	path, err = w.Close()
 	w = nil
 	return c, path, dataError(err)
+}
+
+// measureValues bounds what of a state lies on the device at once.
+const measureValues = 1 << 24
+
+// measure compares rows on a device, in the same memory again and again.
+type measure struct {
+	dev  cuda.Device
+	bufs [2]cuda.Buffer
+}
+
+// rows is a [similar.Rows].
+func (m *measure) rows(a, b []float32, width int) ([]schemas.Similarity, error) {
+	var out []schemas.Similarity
+	tile := max(1, measureValues/width) * width
+	for lo := 0; lo < len(a); lo += tile {
+		n := min(tile, len(a)-lo)
+		var sides [2]cuda.Tensor
+		for i, values := range [][]float32{a[lo : lo+n], b[lo : lo+n]} {
+			buf, err := m.dev.Grow(m.bufs[i], n)
+			if err != nil {
+				return nil, err
+			}
+			m.bufs[i] = buf
+			sides[i] = cuda.Matrix(buf, n/width, width)
+			if err := m.dev.Upload(sides[i], values); err != nil {
+				return nil, err
+			}
+		}
+		found, err := m.dev.Similarity(sides[0], sides[1])
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range found {
+			na, nb := s.Norms()
+			row := schemas.Similarity{MaxAbs: float32(s.MaxDiff), NormA: float32(na), NormB: float32(nb)}
+			if cos, ok := s.Cosine(); ok {
+				row.Cosine = new(float32(cos))
+			}
+			if rel, ok := s.RelL2(); ok {
+				row.RelL2 = new(float32(rel))
+			}
+			out = append(out, row)
+		}
+	}
+	return out, nil
+}
+
+func (m *measure) close() error {
+	for _, b := range m.bufs {
+		if b != nil {
+			b.Close()
+		}
+	}
+	return m.dev.Close()
 }
 
 // sequenceReader yields a run's sequences whole.

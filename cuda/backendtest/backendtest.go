@@ -45,6 +45,9 @@ func Run(t *testing.T, open Opener) {
 		{"Conv", testConv},
 		{"DeltaRule", testDeltaRule},
 		{"Head", testHead},
+		{"Trees", testTrees},
+		{"Similarity", testSimilarity},
+		{"Limits", testLimits},
 	})
 }
 

@@ -9,12 +9,12 @@ import (
 
 // Bench measures the operations that take the time: products at the shapes
 // of drafting and of decoding, the vocabulary head with and without its
-// reductions, and attention over blocks of many anchors.
+// reductions, attention over blocks of many anchors, and their trees.
 func Bench(b *testing.B, open Opener) {
 	for _, part := range []struct {
 		name  string
 		bench func(*testing.B, *lab)
-	}{{"Gemm", benchGemm}, {"Head", benchHead}, {"Attention", benchAttention}, {"DeltaRule", benchDelta}} {
+	}{{"Gemm", benchGemm}, {"Head", benchHead}, {"Attention", benchAttention}, {"DeltaRule", benchDelta}, {"Trees", benchTrees}, {"Similarity", benchSimilarity}} {
 		b.Run(part.name, func(b *testing.B) {
 			d := open(b)
 			b.Cleanup(func() {

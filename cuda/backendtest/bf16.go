@@ -29,6 +29,8 @@ func RunBF16(t *testing.T, open Opener) {
 		{"Conv", testConvBF16},
 		{"DeltaRule", testDeltaRuleBF16},
 		{"Head", testHeadBF16},
+		{"Similarity", testSimilarity},
+		{"Limits", testLimits},
 	})
 }
 

@@ -23,6 +23,7 @@ type Device struct {
 	blas      *driver.BLAS // nil in float32, and where the machine has none
 	ways      map[ways]*driver.Way
 	kernels   map[string]*driver.Kernel // by launch's names
+	turns     map[turning][]float64
 	host      staging
 	params    params
 	rooms     map[string]*room
@@ -48,7 +49,7 @@ func Open(cfg Config) (cuda.Device, error) {
 	}
 	d := &Device{
 		card: card, precision: cfg.Precision, plain: cfg.Plain, width: 4,
-		ways: map[ways]*driver.Way{}, kernels: map[string]*driver.Kernel{}, rooms: map[string]*room{},
+		ways: map[ways]*driver.Way{}, kernels: map[string]*driver.Kernel{}, turns: map[turning][]float64{}, rooms: map[string]*room{},
 	}
 	if cfg.Precision == BF16 {
 		d.width = 2

@@ -172,10 +172,11 @@ func (d *Device) fastLaunch(h *heading, hidden matrix, sent fastSent, r fastRoom
 
 // fastFetch reads the results of rows lo..hi-1 back.
 func (d *Device) fastFetch(h *heading, lo, hi int, r fastRooms) error {
-	k, all := h.K, make([]byte, r.bytes)
-	if err := d.fetch([]fetched{{all, r.results}}); err != nil {
+	all, err := d.read(r.results, r.bytes)
+	if err != nil {
 		return err
 	}
+	k := h.K
 	take := func(to []byte, from driver.Ptr) {
 		if from != 0 {
 			copy(to, all[from-r.results:])

@@ -217,6 +217,17 @@ func (d *Device) losses(h *heading, draft reduced, targetRow []int32) (driver.Pt
 		at[0], draft.logits.cols, loss(0), loss(1), loss(2), loss(3))
 }
 
+// read reads n bytes back and waits for them. They lie in pinned memory until
+// the next copy.
+func (d *Device) read(from driver.Ptr, n int) ([]byte, error) {
+	half := d.host.half[0]
+	if n > len(half) {
+		return nil, errors.New("reading back a result that is larger than pinned memory")
+	}
+	rows := driver.Rows{Count: 1, Width: n, Pitch: n}
+	return half[:n], errors.Join(d.card.WaitFor(d.host.free[0]), d.card.ToHost(half, from, rows), d.card.Wait())
+}
+
 // fetched is a dense array to be read back.
 type fetched struct {
 	to   []byte

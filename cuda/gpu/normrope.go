@@ -17,7 +17,7 @@ func (d *Device) NormRoPE(dst cuda.Tensor, args cuda.NormRoPEArgs) error {
 		return err
 	}
 	return d.card.Do(func() error {
-		at, err := d.params.send(bytesOf(args.Pos), bytesOf(frequencies(args.Rotary, args.Theta)))
+		at, err := d.params.send(bytesOf(args.Pos), bytesOf(d.frequencies(args.Rotary, args.Theta)))
 		if err != nil {
 			return err
 		}

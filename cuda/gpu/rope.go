@@ -18,7 +18,7 @@ func (d *Device) RoPE(x cuda.Tensor, pos []int32, headDim, rotary int, theta flo
 	if err != nil || rotary == 0 || x.Rows == 0 || x.Cols == 0 {
 		return err
 	}
-	half, freq := rotary/2, frequencies(rotary, theta)
+	half, freq := rotary/2, d.frequencies(rotary, theta)
 	return d.card.Do(func() error {
 		at, err := d.params.send(bytesOf(pos), bytesOf(freq))
 		if err != nil {
@@ -29,11 +29,22 @@ func (d *Device) RoPE(x cuda.Tensor, pos []int32, headDim, rotary int, theta flo
 	})
 }
 
+// turning is what frequencies follow from.
+type turning struct {
+	rotary int
+	theta  float64
+}
+
 // frequencies are the angles between neighbouring positions, one a pair.
-func frequencies(rotary int, theta float64) []float64 {
+func (d *Device) frequencies(rotary int, theta float64) []float64 {
+	key := turning{rotary, theta}
+	if freq := d.turns[key]; freq != nil {
+		return freq
+	}
 	freq := make([]float64, rotary/2)
 	for i := range freq {
 		freq[i] = math.Pow(theta, -2*float64(i)/float64(rotary))
 	}
+	d.turns[key] = freq
 	return freq
 }

@@ -44,6 +44,11 @@ type State struct {
 	counted int
 }
 
+// Rows compares each row of width values of a with that of b: norms, largest
+// difference, cosine and relative distance, the last two NULL where a norm that
+// they divide by is 0.
+type Rows func(a, b []float32, width int) ([]schemas.Similarity, error)
+
 // Comparison is what two captures have in common and not.
 type Comparison struct {
 	RunA      string  `json:"run_a"`
@@ -60,18 +65,19 @@ type Comparison struct {
 	Parting *Place `json:"parting,omitempty"`
 
 	hidden int
+	rows   Rows
 }
 
 // New starts a comparison of two runs, by the names that they get in the
-// table, whose states have some width.
-func New(a, b string, hidden int) *Comparison {
-	return &Comparison{RunA: a, RunB: b, States: []State{}, hidden: hidden}
+// table, whose states have some width and are compared by rows.
+func New(a, b string, hidden int, rows Rows) *Comparison {
+	return &Comparison{RunA: a, RunB: b, States: []State{}, hidden: hidden, rows: rows}
 }
 
 // Add compares one sequence of both runs and returns its rows of the table
 // similarity, sorted by state and position. Of sequences whose ids differ, the
 // common part before that is compared.
-func (c *Comparison) Add(a, b Sequence) []schemas.Similarity {
+func (c *Comparison) Add(a, b Sequence) ([]schemas.Similarity, error) {
 	n := min(len(a.Tokens), len(b.Tokens))
 	for t := range n {
 		if a.Tokens[t].TokenID != b.Tokens[t].TokenID {
@@ -99,14 +105,18 @@ func (c *Comparison) Add(a, b Sequence) []schemas.Similarity {
 	for _, state := range common(a.States, b.States) {
 		va, vb := a.States[state], b.States[state]
 		s := c.of(state)
-		for t := range min(n, len(va)/c.hidden, len(vb)/c.hidden) {
-			row := Row(va[t*c.hidden:(t+1)*c.hidden], vb[t*c.hidden:(t+1)*c.hidden])
+		values := min(n, len(va)/c.hidden, len(vb)/c.hidden) * c.hidden
+		compared, err := c.rows(va[:values], vb[:values], c.hidden)
+		if err != nil {
+			return nil, fmt.Errorf("comparing state %d of sequence %s: %w", state, a.ID, err)
+		}
+		for t, row := range compared {
 			row.RunA, row.RunB, row.SeqID, row.Pos, row.State = c.RunA, c.RunB, a.ID, int32(t), int32(state)
 			s.add(row)
 			rows = append(rows, row)
 		}
 	}
-	return rows
+	return rows, nil
 }
 
 // common lists the states that both have, ascending.
@@ -150,28 +160,6 @@ func (s *State) add(r schemas.Similarity) {
 	s.MeanCosine += (float64(*r.Cosine) - s.MeanCosine) / n
 	s.MeanRelL2 += (float64(*r.RelL2) - s.MeanRelL2) / n
 	s.MinCosine = math.Min(s.MinCosine, float64(*r.Cosine))
-}
-
-// Row compares two vectors, summing in double precision. The cosine of a zero
-// vector is NULL, not a number that looks like one.
-func Row(a, b []float32) schemas.Similarity {
-	var dot, na, nb, diff, most float64
-	for i, x := range a {
-		x, y := float64(x), float64(b[i])
-		dot += x * y
-		na += x * x
-		nb += y * y
-		diff += (x - y) * (x - y)
-		most = math.Max(most, math.Abs(x-y))
-	}
-	out := schemas.Similarity{MaxAbs: float32(most), NormA: float32(math.Sqrt(na)), NormB: float32(math.Sqrt(nb))}
-	if na > 0 && nb > 0 {
-		out.Cosine = new(float32(min(max(dot/math.Sqrt(na*nb), -1), 1)))
-	}
-	if na > 0 {
-		out.RelL2 = new(float32(math.Sqrt(diff / na)))
-	}
-	return out
 }
 
 // String says it for people.

@@ -42,11 +42,13 @@ func (p *pass) gather(dst, src cuda.Tensor, rows []int32) {
 
 // turn norms and rotates heads.
 func (p *pass) turn(x, norm cuda.Tensor, pos []int32) {
-	if p.err != nil {
-		return
-	}
-	p.rms(x.Heads(p.spec.HeadDim), x.Heads(p.spec.HeadDim), norm)
-	p.do(func() error { return p.dev.RoPE(x, pos, p.spec.HeadDim, p.graph.Rotary, p.graph.Theta) })
+	dim := p.spec.HeadDim
+	p.do(func() error {
+		return p.dev.NormRoPE(x, cuda.NormRoPEArgs{
+			X: x, W: norm, Heads: x.Cols / dim, HeadDim: dim, Step: dim, Eps: p.spec.Eps,
+			Pos: pos, Rotary: p.graph.Rotary, Theta: p.graph.Theta,
+		})
+	})
 }
 
 // run gives the drafted slots' vectors, ready for the head.

@@ -4,7 +4,7 @@
 //   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -o ops ops.cu -ldl
 //   ./ops [small]
 #include "bench.cuh"
-#include "../fast_ops.cu"
+#include "passes.cuh"
 
 static double f(bf16 v) { return __bfloat162float(v); }
 

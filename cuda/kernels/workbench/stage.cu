@@ -8,7 +8,7 @@
 #include "../fast_attention.cu"
 #include "../fast_head.cu"
 #define bf16 bf16_of_ops
-#include "../fast_ops.cu"
+#include "passes.cuh"
 #undef bf16
 
 constexpr long H = 5120, L = 5, QH = 32, KVH = 8, HD = 128, FF = 17408, V = 248320, B = 16, TAPS = 5, K = 8;

@@ -17,6 +17,7 @@ engine's, and with the rows that the loops fed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -28,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import torch
 import transformers
@@ -154,6 +155,43 @@ def settle(tap: tapped.Tap) -> float:
     return time.perf_counter() - t
 
 
+MODES = ("plain", "tap")
+
+
+class Alternating:
+    """The loops with the tap and without, and what they took."""
+
+    def __init__(self, loops: Loops, tap: tapped.Tap) -> None:
+        self.loops, self.tap = loops, tap
+        self.got: dict[str, dict[str, list[float]]] = {m: {"prefill": [], "decode": [], "step": []} for m in MODES}
+        self.drain = 0.0  # the longest time that the daemon needed behind a loop
+
+    @contextlib.contextmanager
+    def _mode(self, mode: str) -> Iterator[None]:
+        loops, tap = self.loops, self.tap
+        rows, requests = loops.rows, loops.requests
+        if mode == "tap":
+            tap.resume()
+        else:
+            tap.pause()
+        yield
+        if mode == "tap":
+            self.drain = max(self.drain, settle(tap))
+        else:
+            loops.rows, loops.requests = rows, requests
+
+    def prefill(self, mode: str, passes: int) -> None:
+        with self._mode(mode):
+            self.loops.prefill(1)
+            self.got[mode]["prefill"].append(self.loops.prefill(passes))
+
+    def decode(self, mode: str, new: int) -> None:
+        with self._mode(mode):
+            steps = self.loops.decode(new)
+            self.got[mode]["step"] += steps
+            self.got[mode]["decode"].append(self.loops.a.batch * new / sum(steps))
+
+
 def overhead(a: argparse.Namespace, model: Any, states: list[int], out: str | None, rounds: int, passes: int) -> dict[str, Any]:
     loops = Loops(a, model)
     daemon = Daemon(a, states, out)
@@ -162,30 +200,21 @@ def overhead(a: argparse.Namespace, model: Any, states: list[int], out: str | No
     if session is None:
         raise SystemExit(f"no connection to the daemon: {daemon.end()}")
     bulk = Bulk(session.ring, 64 << 20)
-    got: dict[str, dict[str, list[float]]] = {m: {"prefill": [], "decode": [], "step": []} for m in ("plain", "tap")}
-    waits = 0.0
-    for n in range(rounds + 1):  # the first warms up; the order turns
-        for mode in ("plain", "tap") if n % 2 == 0 else ("tap", "plain"):
-            rows, requests = loops.rows, loops.requests
-            if mode == "tap":
-                tap.resume()
-            else:
-                tap.pause()
-            loops.prefill(1)
-            p = loops.prefill(passes)
-            waited = settle(tap) if mode == "tap" else 0.0
-            steps = loops.decode(a.new)
-            if mode == "tap":
-                waits = max(waits, waited, settle(tap))
-            else:
-                loops.rows, loops.requests = rows, requests
-            d = a.batch * len(steps) / sum(steps)
-            say(round=n, mode=mode, prefill_tok_s=round(p), decode_tok_s=round(d, 1), median_step_ms=round(1e3 * statistics.median(steps), 3))
-            if n > 0:
-                for k, v in (("prefill", p), ("decode", d), ("step", statistics.median(steps))):
-                    got[mode][k].append(v)
+    loop = Alternating(loops, tap)
+    for mode in MODES:  # warms up
+        loop.prefill(mode, 1)
+        loop.decode(mode, 8)
+    loop.got = {m: {"prefill": [], "decode": [], "step": []} for m in MODES}
+    for n in range(rounds):  # the order turns, so that no mode is always first
+        order = MODES if n % 2 == 0 else MODES[::-1]
+        for mode in order:
+            loop.prefill(mode, passes)
+        for mode in (order + order[::-1]) * 2:
+            loop.decode(mode, a.new)
+        say(round=n, **{m: {k: [round(x, 1) for x in loop.got[m][k][-(1 if k == "prefill" else 4):]] for k in ("prefill", "decode")} for m in MODES})
+    got, waits = loop.got, loop.drain
     tap.resume()
-    result: dict[str, Any] = {"reader": daemon.gpu(), "staging_mib": tap._staging.bytes >> 20 if tap._staging is not None else 0, "ring_pinned": session.ring.pinned}
+    result: dict[str, Any] = {"reader": daemon.gpu(), "staging_mib": tap._staging.most >> 20 if tap._staging is not None else 0, "ring_pinned": session.ring.pinned}
     if tap._staging is not None:
         result["congestions"] = tap._staging.waits
     theirs = tap.close()
@@ -197,13 +226,14 @@ def overhead(a: argparse.Namespace, model: Any, states: list[int], out: str | No
     kept_all = kept is not None and (int(kept[1]), int(kept[2])) == (loops.requests, loops.rows)
     result["equal"] = kept_all and theirs is not None and theirs["rows"] == ours.rows == loops.rows and theirs["steps"] == ours.steps
     for k in ("prefill", "decode"):
-        ratio = [t / p for t, p in zip(got["tap"][k], got["plain"][k])]
+        runs = {m: got[m][k] for m in MODES}
         result[k] = {
-            "plain": round(statistics.median(got["plain"][k]), 1), "tap": round(statistics.median(got["tap"][k]), 1),
-            "of": round(statistics.median(got["tap"][k]) / statistics.median(got["plain"][k]), 4),
-            "of_by_round": [round(r, 4) for r in ratio],
+            **{m: round(statistics.median(runs[m]), 1) for m in MODES},
+            "of": round(statistics.median(runs["tap"]) / statistics.median(runs["plain"]), 4),
+            "of_means": round(statistics.harmonic_mean(runs["tap"]) / statistics.harmonic_mean(runs["plain"]), 4),
+            "runs": len(runs["tap"]), "spread": {m: [round(min(runs[m]), 1), round(max(runs[m]), 1)] for m in MODES},
         }
-    result["step_ms"] = {m: round(1e3 * statistics.median(got[m]["step"]), 3) for m in got}
+    result["step_ms"] = {m: {f"p{q}": round(1e3 * statistics.quantiles(got[m]["step"], n=100)[q - 1], 3) for q in (10, 50, 90)} for m in MODES}
     result["longest_drain_s"] = round(waits, 3)
     if bulk.rates:
         result["bulk_gb_s"] = round(statistics.median(bulk.rates) / 1e9, 2)
@@ -213,24 +243,32 @@ def overhead(a: argparse.Namespace, model: Any, states: list[int], out: str | No
 def killed(a: argparse.Namespace, model: Any, states: list[int]) -> dict[str, Any]:
     """Decoding goes on while the daemon is killed."""
     loops = Loops(a, model)
-    plain = loops.decode(a.new)
     memory = torch.cuda.memory_allocated() if loops.device.type == "cuda" else 0
     daemon = Daemon(a, states, None)
     tap = tapped.attach(model, daemon.socket, label="random", ring_bytes=a.ring_bytes, staging_bytes=a.staging_bytes, wait=60, retry=5)
     third = a.new
-    steps = loops.decode(3 * third, lambda n: os.kill(daemon.process.pid, signal.SIGKILL) if n == third else None)
+    steps = loops.decode(2 * third, lambda n: os.kill(daemon.process.pid, signal.SIGKILL) if n == third else None)
     daemon.process.wait()
     with open("/proc/self/maps") as f:
         mapped = any("memfd:draftscope-tap" in line for line in f)
     counts = tap.client.counts()
-    result = {
-        "plain_tok_s": a.batch / statistics.median(plain), "before_tok_s": a.batch / statistics.median(steps[:third]),
-        "after_tok_s": a.batch / statistics.median(steps[third + 1 :]), "longest_step_ms": 1e3 * max(steps[third:]),
-        "longest_step_before_ms": 1e3 * max(steps[:third]),
+    result: dict[str, Any] = {
+        "before_tok_s": a.batch * third / sum(steps[:third]), "longest_step_before_ms": 1e3 * max(steps[:third]),
+        "after_tok_s": a.batch * (len(steps) - third - 1) / sum(steps[third + 1 :]), "longest_step_after_ms": 1e3 * max(steps[third:]),
         "connected": tap.client.connected, "ring_mapped": mapped, "lost": counts.lost,
     }
     if loops.device.type == "cuda":
         result["gpu_bytes_kept"] = torch.cuda.memory_allocated() - memory
+    # What was measured while the daemon died, again in turns: the hooks are on
+    # and find no daemon, or are off.
+    rates: dict[str, list[float]] = {"hooks_tok_s": [], "plain_tok_s": []}
+    for kind in ("hooks_tok_s", "plain_tok_s", "plain_tok_s", "hooks_tok_s"):
+        if kind == "hooks_tok_s":
+            tap.resume()
+        else:
+            tap.pause()
+        rates[kind].append(a.batch * a.new / sum(loops.decode(a.new)))
+    result.update({k: statistics.mean(v) for k, v in rates.items()})
     tap.close()
     return {k: round(v, 2) if isinstance(v, float) else v for k, v in result.items()}
 
@@ -239,7 +277,7 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for k, v in dict(
         layers=36, hidden=4096, inter=12288, heads=32, kv=8, vocab=151936, batch=32, prompt=512, decode_prompt=128, new=64,
-        passes=3, rounds=4, ring_bytes=2 << 30, staging_bytes=2 << 30, memory=32 << 30,
+        passes=3, rounds=3, ring_bytes=2 << 30, staging_bytes=2 << 30, memory=32 << 30,
     ).items():
         p.add_argument("--" + k.replace("_", "-"), type=int, default=v)
     p.add_argument("--draftscope", default="bin/draftscope")

@@ -60,6 +60,7 @@ class Staging:
         self._shape: tuple[int, int, torch.dtype] | None = None
         self._congested = False
         self.waits = 0  # congestions in which the engine waited
+        self.most = 0  # bytes that the stages ever took
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="draftscope-tap-move", daemon=True)
         self._thread.start()
@@ -88,19 +89,20 @@ class Staging:
                 self._congested = True
                 return None
             self._taken += stage.bytes
+            self.most = max(self.most, self.bytes)
             return stage
 
     def _find(self, rows: int) -> Stage | None:
-        fits = [s for s in self._free if s.rows.shape[0] >= rows]
-        if fits:
-            stage = min(fits, key=lambda s: s.bytes)
+        assert self._shape is not None
+        states, hidden, dtype = self._shape
+        need = -(-rows // _LEAST) * _LEAST * states * hidden * dtype.itemsize
+        stage = min((s for s in self._free if s.rows.shape[0] >= rows), key=lambda s: s.bytes, default=None)
+        # A decode step leaves the stage of a prefill alone while it can.
+        if stage is not None and (stage.bytes <= 4 * need or self.bytes + need > self.limit):
             self._free.remove(stage)
             self._idle -= stage.bytes
             return stage
-        assert self._shape is not None
-        states, hidden, dtype = self._shape
         rows = -(-rows // _LEAST) * _LEAST
-        need = rows * states * hidden * dtype.itemsize
         while self._free and self.bytes + need > self.limit:
             self._idle -= self._free.pop(0).bytes
         if self.bytes + need > self.limit:

@@ -8,7 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/draftscope/draftscope/cmd/demo/demotest"
-	"github.com/draftscope/draftscope/drafter"
+	"github.com/draftscope/draftscope/cuda"
+	"github.com/draftscope/draftscope/cuda/backendtest"
 )
 
 func TestTreesEqualTheReferenceImplementation(t *testing.T) {
@@ -28,12 +29,12 @@ func TestTreesEqualTheReferenceImplementation(t *testing.T) {
 		t.Fatalf("%d trees, want 6", len(vectors))
 	}
 	for _, v := range vectors {
-		c := drafter.Candidates{Depth: v.Depth, K: len(v.IDs[0])}
+		c := cuda.TreeArgs{Depth: v.Depth, K: len(v.IDs[0])}
 		for d := range v.Depth {
 			c.IDs = append(c.IDs, v.IDs[d]...)
 			c.Logprobs = append(c.Logprobs, v.Logprobs[d]...)
 		}
-		tree := drafter.DDTree(c, v.Budget)
+		tree := ddtree(t, c, v.Budget)
 		if diff := cmp.Diff(v.Tokens, tree.Tokens[1:]); diff != "" {
 			t.Errorf("budget %d: tokens (-reference +ours):\n%s", v.Budget, diff)
 		}
@@ -46,9 +47,22 @@ func TestTreesEqualTheReferenceImplementation(t *testing.T) {
 	}
 }
 
+// ddtree is the tree of one block, on the backend under test.
+func ddtree(t *testing.T, c cuda.TreeArgs, budget int) cuda.Tree {
+	t.Helper()
+	dev := backendtest.Open(t)
+	defer dev.Close()
+	c.Anchors, c.Ends, c.Budgets, c.Nodes = []int32{0}, []int32{0}, []int{budget}, true
+	got, err := dev.Trees(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got.Nodes[0]
+}
+
 // letters are three slots of four candidates; token 'A'+4(depth-1)+rank.
-func letters(probs [3][4]float64) drafter.Candidates {
-	c := drafter.Candidates{Depth: 3, K: 4}
+func letters(probs [3][4]float64) cuda.TreeArgs {
+	c := cuda.TreeArgs{Depth: 3, K: 4}
 	for d, row := range probs {
 		for r, p := range row {
 			c.IDs = append(c.IDs, int32('A'+4*d+r))
@@ -61,7 +75,7 @@ func letters(probs [3][4]float64) drafter.Candidates {
 var eightNodes = letters([3][4]float64{{.55, .25, .15, .05}, {.50, .30, .15, .05}, {.62, .20, .13, .05}})
 
 func TestATreeHoldsTheMostProbablePrefixesBestFirst(t *testing.T) {
-	tree := drafter.DDTree(eightNodes, 8)
+	tree := ddtree(t, eightNodes, 8)
 	if got, want := text(tree.Tokens[1:]), "AEBIFCEI"; got != want {
 		t.Errorf("tokens %s, want %s", got, want)
 	}
@@ -78,18 +92,15 @@ func TestATreeHoldsTheMostProbablePrefixesBestFirst(t *testing.T) {
 	if math.Abs(expected-1.7878) > 5e-5 {
 		t.Errorf("expected drafts %.5f, want 1.7878", expected)
 	}
-	if three := drafter.DDTree(eightNodes, 3); text(three.Tokens[1:]) != "AEB" {
+	if three := ddtree(t, eightNodes, 3); text(three.Tokens[1:]) != "AEB" {
 		t.Errorf("3 nodes: %s, want AEB", text(three.Tokens[1:]))
-	}
-	if none := drafter.DDTree(eightNodes, 0); none.Len() != 0 {
-		t.Errorf("budget 0 gives %d nodes", none.Len())
 	}
 }
 
 func TestEqualPrefixesGoByTheirRanks(t *testing.T) {
 	same := [4]float64{.5, .25, .1, .08}
 	c := letters([3][4]float64{same, same, same})
-	tree := drafter.DDTree(c, 7)
+	tree := ddtree(t, c, 7)
 	if got, want := text(tree.Tokens[1:]), "AEBIFEC"; got != want {
 		t.Errorf("tokens %s, want %s", got, want)
 	}
@@ -98,49 +109,28 @@ func TestEqualPrefixesGoByTheirRanks(t *testing.T) {
 	}
 }
 
-func TestAWalkFollowsTheTargetsAnswers(t *testing.T) {
-	tree := drafter.DDTree(eightNodes, 8)
-	for _, tt := range []struct {
-		name     string
-		answers  map[int32]rune
-		path     []int32
-		bonus    rune
-		accepted int
-	}{
-		{"second child, then first", map[int32]rune{0: 'B', 3: 'E', 7: 'I'}, []int32{0, 3, 7}, 'I', 2},
-		{"to a leaf", map[int32]rune{0: 'A', 1: 'F', 5: 'I', 8: 'Z'}, []int32{0, 1, 5, 8}, 'Z', 3},
-		{"nothing", map[int32]rune{0: 'D'}, []int32{0}, 'D', 0},
-		{"a child of another node", map[int32]rune{0: 'B', 3: 'F'}, []int32{0, 3}, 'F', 1},
+func TestVerificationFollowsTheTokensThatCame(t *testing.T) {
+	dev := backendtest.Open(t)
+	defer dev.Close()
+	for tokens, want := range map[string]cuda.Outcome{
+		"BEI": {Accepted: 2}, // second child, then first; BEI is not in the tree
+		"AFI": {Accepted: 3}, // to a leaf
+		"D":   {},
+		"BF":  {Accepted: 1}, // a child of another node
+		// The end truncates a round where more could have been accepted.
+		"": {Truncated: true}, "A": {Accepted: 1, Truncated: true}, "AE": {Accepted: 2, Truncated: true},
+		"AEI": {Accepted: 3}, "BE": {Accepted: 2}, "C": {Accepted: 1}, "AG": {Accepted: 1},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			w := tree.Walk(func(node int32) (int32, bool) {
-				y, ok := tt.answers[node]
-				return y, ok
-			})
-			if diff := cmp.Diff(tt.path, w.Path); diff != "" {
-				t.Errorf("path:\n%s", diff)
-			}
-			if w.Bonus != tt.bonus || w.Accepted() != tt.accepted || w.Truncated {
-				t.Errorf("bonus %c, accepted %d, truncated %t", w.Bonus, w.Accepted(), w.Truncated)
-			}
-		})
-	}
-}
-
-func TestAWalkIsTruncatedOnlyWhereMoreCouldBeAccepted(t *testing.T) {
-	tree := drafter.DDTree(eightNodes, 8)
-	known := func(answers string) drafter.Walk {
-		return tree.Walk(func(node int32) (int32, bool) {
-			d := int(tree.Depths[node])
-			if d >= len(answers) {
-				return 0, false
-			}
-			return int32(answers[d]), true
-		})
-	}
-	for answers, want := range map[string]bool{"": true, "A": true, "AE": true, "AEI": false, "BE": false, "C": false, "D": false, "AG": false} {
-		if got := known(answers); got.Truncated != want {
-			t.Errorf("stored end after %q: truncated %t, want %t", answers, got.Truncated, want)
+		c := eightNodes
+		c.Tokens = append([]int32{'x'}, []rune(tokens)...)
+		c.Anchors, c.Ends, c.Budgets = []int32{0}, []int32{int32(len(c.Tokens))}, []int{8}
+		got, err := dev.Trees(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want.Proposed = 8
+		if got.Trees[0] != want {
+			t.Errorf("after %q: %+v, want %+v", tokens, got.Trees[0], want)
 		}
 	}
 }
