@@ -44,6 +44,31 @@ func CheckCopy(op string, t Tensor, n int) error {
 	return nil
 }
 
+// CheckLoad checks the operands of [Device.Load].
+func CheckLoad(dst Tensor, src []byte, as DType) error {
+	if err := CheckCopy("load", dst, len(src)/as.Size()); err != nil {
+		return err
+	}
+	if len(src)%as.Size() != 0 {
+		return shapeError("load", "%d bytes of %d a value", len(src), as.Size())
+	}
+	return nil
+}
+
+// CheckFetch checks the operands of [Device.Fetch].
+func CheckFetch(src Tensor, as DType, to []Landing) error {
+	const op = "fetch"
+	if err := valid(op, operand{"src", src}); err != nil {
+		return err
+	}
+	for i, l := range to {
+		if l.Lo < 0 || l.Hi < l.Lo || l.Hi > src.Rows || len(l.To) != (l.Hi-l.Lo)*src.Cols*as.Size() {
+			return shapeError(op, "landing %d takes rows %d..%d of %s in %d bytes", i, l.Lo, l.Hi, src, len(l.To))
+		}
+	}
+	return nil
+}
+
 // CheckGemm checks the operands of [Device.Gemm].
 func CheckGemm(dst, a, w Tensor) error {
 	const op = "gemm"
@@ -169,6 +194,23 @@ func CheckGather(dst, src Tensor, rows []int32) error {
 	for i, r := range rows {
 		if r < 0 || int(r) >= src.Rows {
 			return shapeError(op, "row %d of %d is %d, but src is %s", i, len(rows), r, src)
+		}
+	}
+	return nil
+}
+
+// CheckScatter checks the operands of [Device.ScatterRows].
+func CheckScatter(dst, src Tensor, rows []int32) error {
+	const op = "scatter"
+	if err := valid(op, operand{"dst", dst}, operand{"src", src}); err != nil {
+		return err
+	}
+	if src.Rows != len(rows) || dst.Cols != src.Cols {
+		return shapeError(op, "dst %s, src %s, %d rows: want [S N], [R N], R", dst, src, len(rows))
+	}
+	for i, r := range rows {
+		if r < 0 || int(r) >= dst.Rows {
+			return shapeError(op, "row %d of %d is %d, but dst is %s", i, len(rows), r, dst)
 		}
 	}
 	return nil

@@ -95,8 +95,15 @@ type Span struct {
 	BlkLo, BlkHi int32
 }
 
+// KeyTile is how many keys a backend may sum at once, in tiles that begin at
+// multiples of it in CtxK. Keys that move to another place must move by a
+// multiple of KeyTile for a row's result to stay the same to the bit.
+const KeyTile = 64
+
 // AttentionArgs are the operands of [Device.Attention]. Query head g reads
-// key/value head g div (QHeads/KVHeads).
+// key/value head g div (QHeads/KVHeads). The context may hold the keys of many
+// sequences, each at a multiple of [KeyTile] rows, of which spans show a row
+// its own.
 type AttentionArgs struct {
 	Q          Tensor // [M, QHeads*HeadDim]
 	CtxK, CtxV Tensor // [S, KVHeads*HeadDim]; may be zero
@@ -210,6 +217,20 @@ type Device interface {
 	// Upload copies Rows*Cols values into dst, Download copies them out.
 	Upload(dst Tensor, src []float32) error
 	Download(dst []float32, src Tensor) error
+	// DType is how the device keeps values.
+	DType() DType
+	// Load is Upload of Rows*Cols values of any dtype, as files hold them.
+	Load(dst Tensor, src []byte, as DType) error
+	// Fetch starts a copy of src's rows, as they are now, to the host: each
+	// landing gets its rows one after the other. Values of the device's own
+	// dtype arrive bit by bit, others are converted, and rounded to nearest.
+	// The copy runs beside later calls; landings are left alone until
+	// [Flight.Wait] has returned.
+	Fetch(src Tensor, as DType, to []Landing) (Flight, error)
+	// HostAlloc takes n bytes of the host's memory that Fetch fills at the full
+	// rate. HostFree gives them back, from any goroutine.
+	HostAlloc(n int) ([]byte, error)
+	HostFree(b []byte)
 
 	// Gemm sets dst[M,N] = a[M,K] · w[N,K]ᵀ, or adds that to dst.
 	Gemm(dst, a, w Tensor, add bool) error
@@ -230,6 +251,9 @@ type Device interface {
 	GateMul(dst, gate, x Tensor, act Activation) error
 	// GatherRows sets dst's row i to src's row rows[i].
 	GatherRows(dst, src Tensor, rows []int32) error
+	// ScatterRows sets dst's row rows[i] to src's row i. No row is named twice,
+	// and dst shares no memory with src.
+	ScatterRows(dst, src Tensor, rows []int32) error
 	// Conv is the causal depthwise convolution with SiLU of hybrid.md §4.2:
 	// x [T, C], w [C, taps], history [taps-1, C] holds the rows before x,
 	// oldest first, and is updated to the last taps-1 rows. dst is not x.
@@ -255,6 +279,7 @@ type Device interface {
 	// the work begins.
 	Limits() (Limits, error)
 
-	// Close frees the device. Buffers must be closed before.
+	// Close frees the device. Buffers must be closed before, and host memory
+	// given back.
 	Close() error
 }

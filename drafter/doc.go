@@ -10,7 +10,8 @@
 //
 //	config.go, family.go, weights.go   a checkpoint becomes a Model, or is refused by name
 //	dflash.go, context.go, mask.go     the DFlash family on a cuda.Device
-//	anchors.go, ddtree.go, rounds.go   where to draft, what to propose, what is accepted
+//	anchors.go, rounds.go              where to draft, what to propose, what is accepted
+//	work.go                            what all that cannot do without, for the floor
 //	score.go, loss.go, metrics.go      what a draft is worth
 //	stage.go, sequence.go              all of it over a stream of captured sequences
 //

@@ -80,28 +80,37 @@ func CaptureSchema(spec CaptureSpec) *arrow.Schema {
 // CaptureRecord builds the record of one batch; states are copied. The caller
 // releases it.
 func CaptureRecord(mem memory.Allocator, c Capture) (arrow.Record, error) {
-	tokens := Record(mem, Envelope{Table: TableTokens, Run: c.Spec.Run}, c.Tokens)
+	states := make([]*memory.Buffer, len(c.States))
+	for i, raw := range c.States {
+		states[i] = memory.NewResizableBuffer(mem)
+		defer states[i].Release()
+		states[i].Resize(len(raw))
+		copy(states[i].Bytes(), raw)
+	}
+	return CaptureRecordOf(mem, c.Spec, c.Tokens, states)
+}
+
+// CaptureRecordOf is CaptureRecord over states that lie in Arrow's buffers
+// already, which the record retains.
+func CaptureRecordOf(mem memory.Allocator, spec CaptureSpec, rows []Token, states []*memory.Buffer) (arrow.Record, error) {
+	tokens := Record(mem, Envelope{Table: TableTokens, Run: spec.Run}, rows)
 	defer tokens.Release()
 	cols := slices.Clone(tokens.Columns())
-	width := c.Spec.Hidden * c.Spec.DType.Size()
-	if len(c.States) != len(c.Spec.States) || width == 0 {
-		return nil, fmt.Errorf("%w: %d states of %d bytes, the capture records %v", ErrRecord, len(c.States), width, c.Spec.States)
+	width := spec.Hidden * spec.DType.Size()
+	if len(states) != len(spec.States) || width == 0 {
+		return nil, fmt.Errorf("%w: %d states of %d bytes, the capture records %v", ErrRecord, len(states), width, spec.States)
 	}
-	for i, raw := range c.States {
-		if len(raw) != len(c.Tokens)*width {
-			return nil, fmt.Errorf("%w: state %d has %d bytes for %d tokens of %d", ErrRecord, c.Spec.States[i], len(raw), len(c.Tokens), width)
+	for i, buf := range states {
+		if buf.Len() != len(rows)*width {
+			return nil, fmt.Errorf("%w: state %d has %d bytes for %d tokens of %d", ErrRecord, spec.States[i], buf.Len(), len(rows), width)
 		}
-		buf := memory.NewResizableBuffer(mem)
-		buf.Resize(len(raw))
-		copy(buf.Bytes(), raw)
-		data := array.NewData(&arrow.FixedSizeBinaryType{ByteWidth: width}, len(c.Tokens), []*memory.Buffer{nil, buf}, nil, 0, 0)
+		data := array.NewData(&arrow.FixedSizeBinaryType{ByteWidth: width}, len(rows), []*memory.Buffer{nil, buf}, nil, 0, 0)
 		col := array.NewFixedSizeBinaryData(data)
-		buf.Release()
 		data.Release()
 		defer col.Release()
 		cols = append(cols, col)
 	}
-	return array.NewRecord(CaptureSchema(c.Spec), cols, int64(len(c.Tokens))), nil
+	return array.NewRecord(CaptureSchema(spec), cols, int64(len(rows))), nil
 }
 
 // ReadCapture reads a capture record. The states are views that live as long

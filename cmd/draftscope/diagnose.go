@@ -128,9 +128,9 @@ func diagnoseJob(ctx context.Context, j *job, d diagnoseFlags) (err error) {
 }
 
 // sameArithmetic says that a run was captured by this program in single
-// precision, as the target is run again here.
+// precision and row by row, as the target is run again here.
 func sameArithmetic(r data.Run, device string) bool {
-	return r.Engine == "draftscope" && !strings.Contains(r.Options["device"], "bf16") && !strings.Contains(device, "bf16")
+	return r.Engine == "draftscope" && r.Options["delta_chunk"] == "" && !strings.Contains(r.Options["device"], "bf16") && !strings.Contains(device, "bf16")
 }
 
 func readTrainLog(path string) (*diagnose.Log, error) {

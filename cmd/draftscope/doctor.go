@@ -20,8 +20,8 @@ import (
 
 const doctorHelp = `usage: draftscope doctor [--nats URL] [--json]
 
-Says what works on this machine: the backends, the shipped model, the stream,
-and DuckDB. Exits 3 when something that every job needs is missing.
+Says what works on this machine: the backends and what they can do, the shipped
+model, the stream, and DuckDB. Exits 3 when something that every job needs is missing.
 
 examples:
   draftscope doctor
@@ -114,7 +114,16 @@ func checkCPU() (string, error) {
 		return "", err
 	}
 	defer dev.Close()
-	return dev.Name(), tryDevice(dev)
+	if err := tryDevice(dev); err != nil {
+		return "", err
+	}
+	return describeDevice(dev)
+}
+
+// describeDevice is a device's name and what it can do.
+func describeDevice(dev cuda.Device) (string, error) {
+	limits, err := dev.Limits()
+	return fmt.Sprintf("%s: %s", dev.Name(), limits), err
 }
 
 // checkCUDA compares a device with the processor.
@@ -129,7 +138,20 @@ func checkCUDA() (string, error) {
 		return "", err
 	}
 	defer judge.Close()
-	return dev.Name(), selfTest(dev, judge)
+	if err := selfTest(dev, judge); err != nil {
+		return "", err
+	}
+	f32, err := describeDevice(dev)
+	if err != nil {
+		return "", err
+	}
+	half, err := gpu.Open(gpu.Config{Precision: gpu.BF16})
+	if err != nil {
+		return "", err
+	}
+	defer half.Close()
+	limits, err := half.Limits()
+	return fmt.Sprintf("%s; in bf16 %s", f32, limits), err
 }
 
 // tryDevice multiplies two small matrices whose product is known.

@@ -81,7 +81,14 @@ func draftJob(ctx context.Context, j *job, s streamFlags, group string, once boo
 	if group, err = j.joinGroup(ctx, session, group); err != nil {
 		return err
 	}
-	closeHTTP, err := serveHTTP(s.http, j.say, newMonitor().with(j.run, session))
+	mon := newMonitor().with(j.run, session)
+	if s.http != "" {
+		if j.effort, err = measureEffort(j.run, j.devs[0]); err != nil {
+			return err
+		}
+		mon.more = j.effort.metrics
+	}
+	closeHTTP, err := serveHTTP(s.http, j.say, mon)
 	if err != nil {
 		return err
 	}

@@ -45,6 +45,7 @@ type job struct {
 	devs    []cuda.Device        // one a partition
 	workers [][]*drafter.Drafter // by partition, then as names
 	taps    []int                // states that the drafters read, ascending
+	effort  *effort              // of the stages, where somebody wants to know
 
 	ds     *data.Dataset
 	remote data.Run // without a dataset: the run as the server knows it
@@ -94,6 +95,9 @@ func (j *job) openTarget(path string) (err error) {
 		return err
 	}
 	j.opened.add(j.model)
+	if j.chunk != nil && j.chunk.value == "64" {
+		j.model.Chunk = 64
+	}
 	c := j.model.Config()
 	j.say("target %s: %s, %d layers, hidden %d, vocabulary %d, on %s", j.place.label, c.Family, c.Layers, c.Hidden, c.Vocab, j.dev.Name())
 	return nil
@@ -326,10 +330,14 @@ func (j *job) newStage(partition int) (pipeline.Stage, error) {
 	if partition >= len(j.workers) {
 		return nil, badUsage("the stream of run %s has more partitions than --partitions %d; give at least %d", j.run, j.parts, partition+1)
 	}
-	stage, err := drafter.NewStage(drafter.Config{
+	cfg := drafter.Config{
 		Drafters: j.workers[worker], Host: hostOf(j.model), Device: j.devs[worker],
 		Anchors: drafter.Mode(j.anchors.value), Budgets: j.budgets, Losses: losses, Log: j.log,
-	})
+	}
+	if j.effort != nil {
+		cfg.Spent = j.effort.add
+	}
+	stage, err := drafter.NewStage(cfg)
 	if err != nil {
 		return nil, err
 	}

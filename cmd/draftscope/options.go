@@ -131,6 +131,7 @@ type jobFlags struct {
 	run       string
 	backend   *oneOf
 	precision *oneOf
+	chunk     *oneOf // of the delta rule; nil where nothing is captured
 	nats      string
 	limit     int
 	budgets   intsFlag
@@ -170,6 +171,7 @@ func (j *jobFlags) captureFlags(fs *flag.FlagSet) {
 	fs.Int64Var(&j.seed, "seed", 1, "the sampling seed `N`")
 	fs.IntVar(&j.batchRows, "batch-rows", 64, "tokens in a batch of the stream, `N`")
 	fs.BoolVar(&j.redact, "redact", false, "do not store the text")
+	j.chunk = oneOfFlag(fs, "delta-chunk", "1", "rows of a prompt that a hybrid target's linear layers solve at once: 1, or 64 (faster on Hopper in bf16; the last bits of states then depend on which rows were given and which generated) `N`", "64")
 }
 
 const (

@@ -234,15 +234,19 @@ func (j *job) record(states []int) data.Run {
 	if j.tok != nil {
 		prints.Tokenizer, prints.Template = j.tok.Fingerprint(), "chatml"
 	}
+	options := map[string]string{
+		"device": kind, "max_new": strconv.Itoa(j.maxNew), "temperature": fmt.Sprint(j.temp),
+		"seed": strconv.FormatInt(j.seed, 10), "redact": strconv.FormatBool(j.redact),
+	}
+	if j.model.Chunk != 1 && slices.Contains(c.Attends, false) {
+		options["delta_chunk"] = strconv.Itoa(j.model.Chunk)
+	}
 	return data.Run{
 		Name: j.run, Target: j.place.label, States: states, Layers: c.Layers, Hidden: c.Hidden,
 		FinalNorm: data.FinalPreNorm, DType: schemas.DType(j.dtype.value),
 		Engine: "draftscope", EngineVersion: numerics,
 		Fingerprints: prints,
-		Options: map[string]string{
-			"device": kind, "max_new": strconv.Itoa(j.maxNew), "temperature": fmt.Sprint(j.temp),
-			"seed": strconv.FormatInt(j.seed, 10), "redact": strconv.FormatBool(j.redact),
-		},
+		Options:      options,
 	}
 }
 

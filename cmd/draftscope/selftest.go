@@ -102,6 +102,51 @@ func probe(dev cuda.Device) (out []probed, err error) {
 	if err != nil {
 		errs = append(errs, fmt.Errorf("head: %w", err))
 	}
+	similar, err := dev.Similarity(x, qkv)
+	if err != nil {
+		errs = append(errs, fmt.Errorf("similarity: %w", err))
+	}
+	cosines := probed{name: "similarity"}
+	for _, s := range similar {
+		c, _ := s.Cosine()
+		cosines.values = append(cosines.values, float32(c))
+	}
+	trees, err := treesOf(dev, rng)
+	if err != nil {
+		errs = append(errs, fmt.Errorf("trees: %w", err))
+	}
+	out = append(out, cosines, trees)
 	out = append(out, probed{"head, top", head.TopLogits}, probed{"head, log-sum-exp", head.LSE}, probed{"head, labels", head.LabelLogit}, probed{"head, KL", head.KL})
 	return out, errors.Join(errs...)
+}
+
+// treesOf grows a few trees from made-up log-probabilities: each node's token,
+// and then each block's outcome.
+func treesOf(dev cuda.Device, rng *rand.Rand) (probed, error) {
+	const blocks, depth, k, budget = 5, 7, 8, 40
+	args := cuda.TreeArgs{Depth: depth, K: k, Budgets: []int{budget / 4, budget}, Nodes: true}
+	for range blocks + depth {
+		args.Tokens = append(args.Tokens, rng.Int32N(2))
+	}
+	for i := range int32(blocks) {
+		args.Anchors, args.Ends = append(args.Anchors, i), append(args.Ends, i+depth)
+		for range depth {
+			lp := -rng.Float32()
+			for r := range int32(k) {
+				args.IDs, args.Logprobs = append(args.IDs, r), append(args.Logprobs, lp)
+				lp -= rng.Float32()
+			}
+		}
+	}
+	got, err := dev.Trees(args)
+	p := probed{name: "trees"}
+	for _, t := range got.Nodes {
+		for _, token := range t.Tokens {
+			p.values = append(p.values, float32(token))
+		}
+	}
+	for _, o := range got.Trees {
+		p.values = append(p.values, float32(o.Accepted))
+	}
+	return p, err
 }

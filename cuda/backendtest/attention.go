@@ -167,6 +167,8 @@ func testAttention(t *testing.T, l *lab) {
 		near(t, a.run(t, l, 0, 150), a.oracle(), nil, attentionTolerance)
 		rowInvariant(t, l, 150, a.run)
 	})
+	t.Run("sequences side by side", func(t *testing.T) { testSequences(t, l, [3]int{4, 2, 16}, 0, attentionTolerance) })
+	t.Run("sequences side by side, window 50", func(t *testing.T) { testSequences(t, l, [3]int{4, 2, 16}, 50, attentionTolerance) })
 	t.Run("shapes that do not fit are refused", func(t *testing.T) {
 		kv := l.room(t, 5, 16)
 		good := func() cuda.AttentionArgs {

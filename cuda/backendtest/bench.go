@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
@@ -137,5 +138,93 @@ func benchDelta(b *testing.B, l *lab) {
 			}
 			b.ReportMetric(rows*float64(b.N)/b.Elapsed().Seconds(), "rows/s")
 		})
+	}
+}
+
+// BenchDeltaNet measures the linear layer of Qwen3.6-27B: 16 key heads and 48
+// value heads of 128, 5120 wide. It reports the time of a call, 20 of which are
+// under way at once. No operation reads what it wrote, so that values stay as
+// they are however often it is repeated.
+func BenchDeltaNet(b *testing.B, open Opener) {
+	const hidden, hk, hv, dim, most = 5120, 16, 48, 128, 8192
+	const keys, values, channels = hk * dim, hv * dim, 2*hk*dim + hv*dim
+	d := open(b)
+	b.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			b.Errorf("closing the device: %v", err)
+		}
+	})
+	l := &lab{d: d}
+	// draw repeats random rows, which takes less time than drawing all.
+	draw := func(seed uint64, rows, cols int, scale float32) cuda.Tensor {
+		some := random(seed, min(rows, 509), cols)
+		for i := range some {
+			some[i] *= scale
+		}
+		buf, err := d.New(rows * cols)
+		must(b, err)
+		b.Cleanup(buf.Close)
+		m := cuda.Matrix(buf, rows, cols)
+		for lo := 0; lo < rows; lo += len(some) / cols {
+			hi := min(lo+len(some)/cols, rows)
+			must(b, d.Upload(m.RowRange(lo, hi), some[:(hi-lo)*cols]))
+		}
+		return m
+	}
+	u, e, z := draw(1, most, hidden, 1), draw(2, most, channels, 1), draw(3, most, values, 1)
+	y, o := draw(4, most, channels, 1), draw(5, most, values, 1)
+	alpha, beta := draw(6, most, hv, 1), draw(7, most, hv, 1)
+	qkv, gate, out := draw(8, channels, hidden, .01), draw(9, values, hidden, .01), draw(10, hidden, values, .01)
+	small, taps, norm := draw(11, hv, hidden, .01), draw(12, channels, 4, .5), draw(13, 1, dim, 1)
+	history := draw(14, 3, channels, 1)
+	r := newDelta(1, hk, hv, dim, dim, .97)
+	aLog, dtBias, state := l.put(b, r.aLog, hv), l.put(b, r.dtBias, hv), l.put(b, r.state, dim)
+	one := make([]float32, 1)
+
+	for _, rows := range []int{512, 2048, most} {
+		rule := func(chunk int) func() error {
+			y := y.RowRange(0, rows)
+			return func() error {
+				return d.DeltaRule(o.RowRange(0, rows), cuda.DeltaArgs{
+					Q: y.ColRange(0, keys), K: y.ColRange(keys, 2*keys), V: y.ColRange(2*keys, channels),
+					A: alpha.RowRange(0, rows), B: beta.RowRange(0, rows), ALog: aLog, DTBias: dtBias, State: state,
+					KeyHeads: hk, ValHeads: hv, KeyDim: dim, ValDim: dim, Chunk: chunk,
+				})
+			}
+		}
+		for _, part := range []struct {
+			name string
+			call func() error
+		}{
+			{"recurrence", rule(1)},
+			{"chunks", rule(64)},
+			{"conv", func() error { return d.Conv(y.RowRange(0, rows), e.RowRange(0, rows), taps, history) }},
+			{"in", func() error {
+				return errors.Join(d.Gemm(e.RowRange(0, rows), u.RowRange(0, rows), qkv, false), d.Gemm(z.RowRange(0, rows), u.RowRange(0, rows), gate, false),
+					d.Gemm(alpha.RowRange(0, rows), u.RowRange(0, rows), small, false), d.Gemm(beta.RowRange(0, rows), u.RowRange(0, rows), small, false))
+			}},
+			{"norm", func() error {
+				return d.RMSNorm(cuda.Matrix(e.Buf, rows, values).Heads(dim), o.RowRange(0, rows).Heads(dim), norm, 1e-6, 0)
+			}},
+			{"gate", func() error {
+				return d.GateMul(o.RowRange(0, rows), z.RowRange(0, rows), o.RowRange(0, rows), cuda.SiLU)
+			}},
+			{"out", func() error { return d.Gemm(u.RowRange(0, rows), o.RowRange(0, rows), out, false) }},
+		} {
+			b.Run(fmt.Sprintf("%d/%s", rows, part.name), func(b *testing.B) {
+				const calls = 20
+				wait := func() { must(b, d.Download(one, state.RowRange(0, 1).ColRange(0, 1))) }
+				must(b, part.call())
+				wait()
+				for b.Loop() {
+					for range calls {
+						must(b, part.call())
+					}
+					wait()
+				}
+				b.ReportMetric(b.Elapsed().Seconds()*1e6/float64(b.N)/calls, "µs/call")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
 	}
 }

@@ -26,6 +26,9 @@ func RunBF16(t *testing.T, open Opener) {
 		{"Attention", testAttentionBF16},
 		{"GateMul", testGateMulBF16},
 		{"GatherRows", testGatherBF16},
+		{"ScatterRows", testScatter},
+		{"Load", testLoad},
+		{"Fetch", testFetch},
 		{"Conv", testConvBF16},
 		{"DeltaRule", testDeltaRuleBF16},
 		{"Head", testHeadBF16},
@@ -219,10 +222,32 @@ func testAttentionBF16(t *testing.T, l *lab) {
 		}
 	})
 	t.Run("a row that sees nothing is zero", func(t *testing.T) {
-		a := draw(32, 0, 2, 1, 64)
-		clear(a.spans)
-		same(t, "dst", a.run(t, l, 0, 32), make([]float32, 32*128))
+		for _, dim := range []int{64, 128, 256} {
+			a := draw(32, 70, 4, 1, dim)
+			for i := range a.spans {
+				if i%3 != 0 {
+					a.spans[i] = cuda.Span{}
+				}
+			}
+			for _, v := range [][]float32{a.ctxV, a.blkV} {
+				v[7], v[13*dim+1] = nan, inf
+			}
+			got := a.run(t, l, 0, 32)
+			for i := range a.spans {
+				if i%3 != 0 {
+					same(t, fmt.Sprintf("dim %d, row %d", dim, i), slice(got, 4*dim, i, i+1), make([]float32, 4*dim))
+				}
+			}
+		}
 	})
+	t.Run("sequences side by side, window 50", func(t *testing.T) {
+		testSequences(t, l, [3]int{8, 2, 128}, 50, attentionTolerance+2*halfULP)
+	})
+	for _, shape := range [][3]int{{8, 2, 128}, {4, 4, 128}, {6, 1, 256}, {10, 2, 128}, {8, 1, 128}, {6, 3, 64}} {
+		t.Run(fmt.Sprintf("sequences side by side, %v", shape), func(t *testing.T) {
+			testSequences(t, l, shape, 0, attentionTolerance+2*halfULP)
+		})
+	}
 	t.Run("keys outside the span do not matter, be they NaN", func(t *testing.T) {
 		a := draw(64, 130, 8, 2, 64)
 		clean := a.run(t, l, 0, 64)
@@ -293,34 +318,159 @@ func testGatherBF16(t *testing.T, l *lab) {
 }
 
 func testConvBF16(t *testing.T, l *lab) {
-	x, w, past := random16(1, 40, 19), random16(2, 19, 4), random16(3, 3, 19)
-	for _, lay := range layouts {
-		l := l.in(lay)
-		dst, history := l.room(t, 40, 19), l.put(t, past, 19)
-		must(t, l.d.Conv(dst, l.put(t, x, 19), l.put(t, w, 4), history))
-		want, scale, next := convOracle(x, w, past, 19, 4)
-		near16(t, l.get(t, dst), want, scale, convTolerance)
-		same(t, "history", l.get(t, history), next)
+	for _, s := range []struct{ rows, cols, taps int }{{40, 19, 4}, {1, 64, 4}, {15, 64, 4}, {16, 24, 4}, {17, 136, 4}, {33, 64, 3}} {
+		t.Run(fmt.Sprint(s), func(t *testing.T) {
+			x, w, past := random16(1, s.rows, s.cols), random16(2, s.cols, s.taps), random16(3, s.taps-1, s.cols)
+			want, scale, next := convOracle(x, w, past, s.cols, s.taps)
+			var first []float32
+			for _, lay := range layouts {
+				l := l.in(lay)
+				dst, history := l.room(t, s.rows, s.cols), l.put(t, past, s.cols)
+				must(t, l.d.Conv(dst, l.put(t, x, s.cols), l.put(t, w, s.taps), history))
+				got := l.get(t, dst)
+				near16(t, got, want, scale, convTolerance)
+				same(t, "history", l.get(t, history), next)
+				if first == nil {
+					first = got
+				}
+				same(t, lay.name, got, first)
+			}
+		})
 	}
 }
 
-// testDeltaRuleBF16 holds the state to float32's tolerance: only what goes in
-// and comes out is bf16.
-func testDeltaRuleBF16(t *testing.T, l *lab) {
-	r := newDelta(300, 2, 4, 64, 48, .99)
+// rounded rounds what goes in.
+func (r *deltaRun) rounded() *deltaRun {
 	for _, v := range []*[]float32{&r.q, &r.k, &r.v, &r.a, &r.b, &r.aLog, &r.dtBias, &r.state} {
 		*v = rounded(*v)
 	}
-	for _, cut := range []int{300, 70} {
-		out, state := r.run(t, l, cut, 0)
-		wantOut, wantState := r.oracle()
-		if d := distance(out, wantOut); !(d <= 2*halfULP) {
-			t.Errorf("outputs are %.2g from float64, allowed %.2g", d, 2*halfULP)
-		}
-		if d := distance(state, wantState); !(d <= deltaTolerance) {
-			t.Errorf("the state is %.2g from float64, allowed %.2g: it must stay float32", d, deltaTolerance)
-		}
+	return r
+}
+
+// check16 is check for bf16. The state is held to float32's tolerance: only
+// what goes in and comes out is bf16.
+func (r *deltaRun) check16(t *testing.T, l *lab, cut, chunk int) {
+	t.Helper()
+	out, state := r.run(t, l, cut, chunk)
+	if r.wantOut == nil {
+		r.wantOut, r.wantState = r.oracle()
 	}
+	if d := distance(out, r.wantOut); !(d <= 2*halfULP) {
+		t.Errorf("outputs are %.2g from float64, allowed %.2g", d, 2*halfULP)
+	}
+	if d := distance(state, r.wantState); !(d <= deltaTolerance) {
+		t.Errorf("the state is %.2g from float64, allowed %.2g: it must stay float32", d, deltaTolerance)
+	}
+}
+
+func testDeltaRuleBF16(t *testing.T, l *lab) {
+	for _, s := range []struct {
+		rows, hk, hv, dk, dv int
+		alpha                float64
+	}{
+		{300, 2, 4, 64, 48, .99},
+		{200, 2, 6, 128, 128, .97},
+		{130, 1, 1, 128, 72, .9999},
+		{145, 1, 2, 64, 136, .5},
+		{64, 1, 4, 128, 8, .9},
+		{63, 1, 2, 64, 64, .9},
+		{90, 1, 5, 64, 64, .9},
+		{90, 1, 2, 96, 20, .9},
+	} {
+		t.Run(fmt.Sprint(s), func(t *testing.T) {
+			r := newDelta(s.rows, s.hk, s.hv, s.dk, s.dv, s.alpha).rounded()
+			for _, lay := range layouts {
+				for _, chunk := range []int{0, 1, 64} {
+					for _, cut := range []int{s.rows, 70} {
+						r.check16(t, l.in(lay), cut, chunk)
+					}
+				}
+			}
+		})
+	}
+	t.Run("long memory", func(t *testing.T) {
+		rows := 2048
+		if testing.Short() {
+			rows = 200
+		}
+		r := newDelta(rows, 1, 2, 128, 128, .9999).rounded()
+		for _, chunk := range []int{1, 64} {
+			r.check16(t, l, rows, chunk)
+		}
+	})
+	t.Run("like keys that are written at full strength", func(t *testing.T) {
+		for _, dk := range []int{64, 128} {
+			r := newDelta(320, 1, 1, dk, 64, .97)
+			for i := range r.k {
+				r.k[i] = r.k[i%dk] + r.k[i]*1e-2
+			}
+			for i := range r.b {
+				r.b[i] = 8
+			}
+			r.rounded()
+			for _, chunk := range []int{1, 64} {
+				r.check16(t, l, 320, chunk)
+			}
+		}
+	})
+	t.Run("a decay that underflows", func(t *testing.T) {
+		r := newDelta(130, 1, 2, 64, 64, 1e-30).rounded()
+		for _, chunk := range []int{1, 64} {
+			r.check16(t, l, 130, chunk)
+		}
+	})
+	t.Run("NaN reaches every later row of its head", func(t *testing.T) {
+		const dim, hv, at = 64, 4, 100
+		for what, spoil := range map[string]func(r *deltaRun){
+			"v":     func(r *deltaRun) { r.v[at*hv*dim+dim+5] = nan },
+			"k":     func(r *deltaRun) { r.k[at*2*dim+7] = inf },
+			"b":     func(r *deltaRun) { r.b[at*hv+1] = nan },
+			"a":     func(r *deltaRun) { r.a[at*hv+1] = nan },
+			"state": func(r *deltaRun) { r.state[dim*dim+5] = nan },
+		} {
+			for _, chunk := range []int{1, 64} {
+				clean := newDelta(140, 2, hv, dim, dim, .9).rounded()
+				want, _ := clean.run(t, l, 140, chunk)
+				spoil(clean)
+				got, _ := clean.run(t, l, 140, chunk)
+				from := at
+				if what == "state" {
+					from = 0
+				}
+				for i := range 140 {
+					if v := got[i*hv*dim+dim+5]; (v != v) != (i >= from) {
+						t.Fatalf("%s, chunk %d: row %d of the head with a NaN in row %d is %v", what, chunk, i, from, v)
+					}
+					// The heads of the other key head.
+					same(t, fmt.Sprintf("%s, chunk %d: row %d", what, chunk, i), slice(got, dim, i*hv+2, i*hv+4), slice(want, dim, i*hv+2, i*hv+4))
+				}
+			}
+		}
+	})
+	testDecayToNothing(t, l)
+	t.Run("invariance of the recurrence", func(t *testing.T) {
+		r := newDelta(130, 2, 4, 64, 64, .97).rounded()
+		out, state := r.run(t, l, r.rows, 1)
+		for _, cut := range cuts {
+			again, end := r.run(t, l, cut, 1)
+			same(t, fmt.Sprintf("batches of %d", cut), again, out)
+			same(t, "state", end, state)
+		}
+	})
+	t.Run("invariance of chunks", func(t *testing.T) {
+		for _, rows := range []int{130, 190} {
+			r := newDelta(rows, 2, 4, 128, 72, .97).rounded()
+			out, state := r.run(t, l, r.rows, 64)
+			for _, cut := range []int{r.rows, 64, 128} {
+				for _, lay := range layouts {
+					what := fmt.Sprintf("%d rows, batches of %d, %s", rows, cut, lay.name)
+					again, end := r.run(t, l.in(lay), cut, 64)
+					same(t, what, again, out)
+					same(t, what+", state", end, state)
+				}
+			}
+		}
+	})
 }
 
 func testHeadBF16(t *testing.T, l *lab) {

@@ -171,6 +171,7 @@ func testDeltaRule(t *testing.T, l *lab) {
 			r.check(t, l, 130, chunk)
 		}
 	})
+	testDecayToNothing(t, l)
 	t.Run("no rows keep the state", func(t *testing.T) {
 		r := newDelta(1, 1, 1, 4, 4, .9)
 		s := l.put(t, r.state, 4)
@@ -248,5 +249,26 @@ func testDeltaRule(t *testing.T, l *lab) {
 			refused(t, what, l.d.DeltaRule(dst, args))
 		}
 		refused(t, "dst", l.d.DeltaRule(l.room(t, 3, 16), good()))
+	})
+}
+
+// testDecayToNothing has a row whose alpha is exactly 0, though e^-Inf is what
+// chunks would subtract from itself.
+func testDecayToNothing(t *testing.T, l *lab) {
+	t.Run("a decay to nothing", func(t *testing.T) {
+		r := newDelta(130, 1, 2, 64, 64, .9).rounded()
+		r.a[70*2] = inf
+		var want []float32
+		for _, chunk := range []int{1, 64} {
+			out, _ := r.run(t, l, 130, chunk)
+			if want == nil {
+				want = out
+			}
+			for i, v := range out {
+				if !(math.Abs(float64(v-want[i])) <= 4*halfULP*math.Abs(float64(want[i]))+1e-5) {
+					t.Fatalf("chunk %d: value %d is %v, row by row %v", chunk, i, v, want[i])
+				}
+			}
+		}
 	})
 }

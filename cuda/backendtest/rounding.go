@@ -28,6 +28,10 @@ func (r rounding) Upload(dst cuda.Tensor, src []float32) error {
 	return r.Device.Upload(dst, rounded(src))
 }
 
+func (r rounding) Load(dst cuda.Tensor, src []byte, as cuda.DType) error {
+	return r.round(dst, r.Device.Load(dst, src, as))
+}
+
 func (r rounding) Gemm(dst, a, w cuda.Tensor, add bool) error {
 	return r.round(dst, r.Device.Gemm(dst, a, w, add))
 }

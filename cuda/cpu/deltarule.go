@@ -10,6 +10,10 @@ import (
 // the choice.
 const defaultChunk = 64
 
+// leastDecay is a logarithm whose exponential is 0 in float32, and which, unlike
+// -Inf, may be subtracted from itself.
+const leastDecay = -1e4
+
 // delta is one call of the gated delta rule. q and k are normalised, q also
 // scaled; beta and g hold one value a row and value head.
 type delta struct {
@@ -50,8 +54,11 @@ func (d *Device) DeltaRule(dst cuda.Tensor, args cuda.DeltaArgs) error {
 			}
 			for h := range hv {
 				r.beta.row(i)[h] = float32(1 / (1 + math.Exp(-float64(b.row(i)[h]))))
-				r.g.row(i)[h] = float32(-math.Exp(float64(aLog.row(0)[h])) *
-					softplus(float64(a.row(i)[h])+float64(dtBias.row(0)[h])))
+				g := -math.Exp(float64(aLog.row(0)[h])) * softplus(float64(a.row(i)[h])+float64(dtBias.row(0)[h]))
+				if g < leastDecay {
+					g = leastDecay
+				}
+				r.g.row(i)[h] = float32(g)
 			}
 		}
 	})

@@ -20,6 +20,12 @@ func BenchmarkDevice(b *testing.B) {
 	backendtest.Bench(b, open)
 }
 
+func BenchmarkDeltaNet(b *testing.B) {
+	bf16 := func(t testing.TB) cuda.Device { return backendtest.OpenGPU(t, gpu.Config{Precision: gpu.BF16}) }
+	must(b, bf16(b).Close())
+	backendtest.BenchDeltaNet(b, bf16)
+}
+
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

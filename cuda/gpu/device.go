@@ -25,10 +25,11 @@ type Device struct {
 	kernels   map[string]*driver.Kernel // by launch's names
 	turns     map[turning][]float64
 	host      staging
+	pinned    pinned    // host memory that callers hold
+	shots     snapshots // on their way to it
 	params    params
 	rooms     map[string]*room
 	spare     spares
-	marks     int32 // the last that attentionFast gave
 	closed    sync.Once
 }
 
@@ -92,7 +93,7 @@ func (d *Device) Name() string {
 func (d *Device) Close() (err error) {
 	d.closed.Do(func() {
 		err = d.card.Do(func() error {
-			errs := []error{d.card.Wait(), d.host.close(), d.params.close()}
+			errs := []error{d.card.Wait(), d.host.close(), d.params.close(), d.shots.close(d.card), d.pinned.drop(d.card)}
 			if d.blas != nil {
 				errs = append(errs, d.blas.Close())
 			}
@@ -104,6 +105,9 @@ func (d *Device) Close() (err error) {
 			}
 			return errors.Join(errs...)
 		})
+		if errors.Is(err, errInUse) {
+			return // the card stays open: what is given out is memory of its context
+		}
 		err = errors.Join(err, d.card.Close())
 	})
 	return err

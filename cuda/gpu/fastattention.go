@@ -3,75 +3,66 @@
 package gpu
 
 import (
+	"errors"
+	"fmt"
+
 	"github.com/draftscope/draftscope/cuda"
 	"github.com/draftscope/draftscope/cuda/driver"
 )
 
-// The constants of kernels/fast_attention.cu that its launch needs; a test
-// compares them with the source.
+// What the launches of kernels/fast_attention.cu need; a test compares the
+// shared memory with the source.
 const (
-	fastAttentionRows    = 16
-	fastAttentionGroup   = 4
-	fastAttentionDim     = 128
-	fastAttentionThreads = 160
-	fastAttentionShared  = 2*8192 + 3*4*8192 + 128
+	fastAttentionRows      = 64 // of a tile's products: query rows times heads
+	fastAttentionGroup     = 8  // heads of a group, at most
+	fastAttentionThreads   = 160
+	fastAttentionShared128 = 114816
+	fastAttentionShared256 = 163968
 )
 
-// fastAttention says whether the kernel for draft blocks on Hopper can take a
-// call. That depends on the model alone, never on the number of rows: the
-// kernel shares tiles of keys among the 16 rows of a block.
+// fastAttention says whether Hopper's kernel can take a call. That depends on
+// the model alone, never on the rows. The kernel takes keys in tiles counted
+// from the first: block rows, whose place in a call is no property of theirs,
+// must therefore come in blocks that divide a tile.
 func (d *Device) fastAttention(args cuda.AttentionArgs) bool {
-	return d.hopper() && args.Block == fastAttentionRows && args.Q.Rows%fastAttentionRows == 0 &&
-		args.HeadDim == fastAttentionDim && args.QHeads == fastAttentionGroup*args.KVHeads
+	block := args.BlkK.Rows == 0 || args.Block%16 == 0 && args.Block > 0 && cuda.KeyTile%args.Block == 0
+	return d.hopper() && block && (args.HeadDim == 128 || args.HeadDim == 256) && args.QHeads <= fastAttentionGroup*args.KVHeads
 }
 
-// attentionFast starts the kernel for draft blocks, and after it the plain one
-// for the case that a result is NaN or Inf: the fast kernel multiplies keys that
-// a row does not see by 0, the plain one skips them. The fast one then leaves
-// the call's own mark, so that nothing need be cleared between calls.
+// attentionFast starts Hopper's kernel.
 func (d *Device) attentionFast(m []matrix, args cuda.AttentionArgs) error {
-	dst := m[0]
+	group := args.QHeads / args.KVHeads
+	per := fastAttentionRows // query rows of a tile: a multiple of 8, for the swizzle
+	for per*group > fastAttentionRows {
+		per /= 2
+	}
 	in := [5]matrix{}
+	var maps [5][]byte
 	for i, name := range []string{"q", "context k", "context v", "block k", "block v"} {
 		in[i] = m[1+i]
-		if in[i].rows == 0 || in[i].at%16 == 0 && in[i].stride%8 == 0 {
-			continue
+		if in[i].rows == 0 {
+			in[i] = in[0] // never read, but a map must be of something
 		}
 		var err error
-		if in[i], err = d.dense("fast "+name, in[i]); err != nil {
-			return err
+		if in[i].at%16 != 0 || in[i].stride%8 != 0 {
+			if in[i], err = d.dense("fast "+name, in[i]); err != nil {
+				return err
+			}
 		}
-	}
-	var maps [5][]byte
-	for i := range in {
-		tall := 64
+		tall := cuda.KeyTile
 		if i == 0 {
-			tall = fastAttentionRows
+			tall = per
 		}
-		described := in[i]
-		if described.rows == 0 {
-			described = in[0] // never read, but a map must be of something
-		}
-		var err error
-		if maps[i], err = driver.TensorMap(operand(described), tall); err != nil {
+		if maps[i], err = driver.TensorMap(operand(in[i]), tall); err != nil {
 			return err
 		}
 	}
-	at, err := d.params.send(maps[0], maps[1], maps[2], maps[3], maps[4], bytesOf(args.Spans))
+	tiles := attentionTiles(args.Spans, per)
+	at, err := d.params.send(maps[0], maps[1], maps[2], maps[3], maps[4], bytesOf(args.Spans), bytesOf(tiles))
 	if err != nil {
 		return err
 	}
-	odd, err := d.room("not finite", 4)
-	if err != nil {
-		return err
-	}
-	if d.marks == 0 {
-		if err := d.card.Zero(odd, 4); err != nil {
-			return err
-		}
-	}
-	d.marks++
-	to := dst
+	dst, to := m[0], m[0]
 	away := dst.at%4 != 0 || dst.stride%2 != 0
 	if away {
 		to = matrix{rows: dst.rows, cols: dst.cols, stride: dst.cols}
@@ -79,14 +70,15 @@ func (d *Device) attentionFast(m []matrix, args cuda.AttentionArgs) error {
 			return err
 		}
 	}
-	g := driver.Grid{Blocks: [3]int{dst.rows / fastAttentionRows, args.KVHeads}, Threads: [3]int{fastAttentionThreads}, Shared: fastAttentionShared}
-	if err := d.launch("fast_attention", "fast_attention", g, at[0], at[1], at[2], at[3], at[4], at[5], to.at, to.stride, dst.rows, float64(args.Scale), odd, d.marks); err != nil {
-		return err
+	shared := fastAttentionShared128
+	if args.HeadDim == 256 {
+		shared = fastAttentionShared256
 	}
+	g := driver.Grid{Blocks: [3]int{len(tiles), args.KVHeads}, Threads: [3]int{fastAttentionThreads}, Shared: shared}
+	err = d.launch("fast_attention", fmt.Sprintf("fast_attention_%d", args.HeadDim), g,
+		at[0], at[1], at[2], at[3], at[4], at[5], at[6], to.at, to.stride, group, per, float64(args.Scale))
 	if away {
-		if err := d.pack(operand(dst), operand(to), dst.cols); err != nil {
-			return err
-		}
+		err = errors.Join(err, d.pack(operand(dst), operand(to), dst.cols))
 	}
-	return d.attentionPlain(m, args, at[5], odd, d.marks)
+	return err
 }

@@ -39,7 +39,11 @@ func TestLaunchesKnowTheKernelsConstants(t *testing.T) {
 		"kBeginRows": {fastBeginRows, read(head, "kBeginRows")},
 		"kMergeRows": {fastMergeRows, read(head, "kMergeRows")},
 		"kSlices":    {fastSlices, read(head, "kSlices")},
-		"kTiles":     {fastAttentionShared, 2*box + read("fast_attention.cu", "kTiles")*read("fast_attention.cu", "kTile")*box + 128},
+		"128 dims":   {fastAttentionShared128, read("fast_attention.cu", "kAttentionShared128")},
+		"256 dims":   {fastAttentionShared256, read("fast_attention.cu", "kAttentionShared256")},
+		"kParts":     {fastDeltaParts, read("fast_delta.cu", "kParts")*box + 1024},
+		"kRows":      {fastDeltaChunk, read("fast_delta.cu", "kRows")},
+		"STRIP":      {convStrip, read("conv.cu", "STRIP")},
 		"KEYS":       {attentionKeys, read("attention.cu", "KEYS")},
 	} {
 		if pair[0] != pair[1] {

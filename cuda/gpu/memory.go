@@ -4,6 +4,7 @@ package gpu
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"iter"
 	"math"
@@ -83,7 +84,20 @@ func pieces(m matrix, room int) iter.Seq[piece] {
 
 // Upload implements [cuda.Device]. It returns when the values have arrived.
 func (d *Device) Upload(dst cuda.Tensor, src []float32) error {
-	b, m, width, err := d.copied("upload", dst, len(src))
+	return d.load("upload", dst, bytesOf(src), cuda.F32)
+}
+
+// Load implements [cuda.Device]. It returns when the values have arrived.
+func (d *Device) Load(dst cuda.Tensor, src []byte, as cuda.DType) error {
+	if err := cuda.CheckLoad(dst, src, as); err != nil {
+		return err
+	}
+	return d.load("load", dst, src, as)
+}
+
+func (d *Device) load(op string, dst cuda.Tensor, src []byte, as cuda.DType) error {
+	size := as.Size()
+	b, m, width, err := d.copied(op, dst, len(src)/size)
 	if err != nil || b == nil {
 		return err
 	}
@@ -94,7 +108,7 @@ func (d *Device) Upload(dst cuda.Tensor, src []float32) error {
 			if err := d.card.WaitFor(free); err != nil {
 				return err
 			}
-			encode(half, src[p.first:p.first+p.rows*p.cols], width)
+			encode(half, src[p.first*size:(p.first+p.rows*p.cols)*size], as, width)
 			rows := driver.Rows{Count: p.rows, Width: p.cols * width, Pitch: m.stride * width}
 			if err := errors.Join(d.card.ToDevice(m.at+driver.Ptr(p.at*width), half, rows), d.card.Record(free)); err != nil {
 				return err
@@ -142,7 +156,7 @@ func (d *Device) Download(dst []float32, src cuda.Tensor) error {
 	})
 }
 
-// copied is what Upload and Download share: the checked tensor as a matrix of
+// copied is what all copies share: the checked tensor as a matrix of
 // values of width bytes. The buffer is nil for an empty one.
 func (d *Device) copied(op string, t cuda.Tensor, n int) (b *buffer, m matrix, width int, err error) {
 	if err := cuda.CheckCopy(op, t, n); err != nil {
@@ -160,19 +174,24 @@ func (d *Device) copied(op string, t cuda.Tensor, n int) (b *buffer, m matrix, w
 	return b, m, d.width, nil
 }
 
-// encode writes values as the device keeps them.
-func encode(to []byte, values []float32, width int) {
-	if width == 4 {
-		copy(to, bytesOf(values))
-		return
-	}
-	half := unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(to))), len(values))
-	for i, v := range values {
-		half[i] = narrow(v)
+// encode writes values of a dtype as the device keeps them.
+func encode(to, from []byte, as cuda.DType, width int) {
+	switch {
+	case as.Size() == width:
+		copy(to, from)
+	case width == 2:
+		half := unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(to))), len(from)/4)
+		for i := range half {
+			half[i] = narrow(math.Float32frombits(binary.LittleEndian.Uint32(from[4*i:])))
+		}
+	default:
+		for i := range len(from) / 2 {
+			binary.LittleEndian.PutUint32(to[4*i:], uint32(binary.LittleEndian.Uint16(from[2*i:]))<<16)
+		}
 	}
 }
 
-// decode reads what encode wrote.
+// decode reads what the device keeps.
 func decode(values []float32, from []byte, width int) {
 	if width == 4 {
 		copy(bytesOf(values), from)

@@ -1,12 +1,10 @@
-// dst = softmax(q k^T scale) v under spans, a block for each pair of a few
-// query rows and one key/value head: see gpu/attention.go.
+// dst = softmax(q k^T scale) v under spans, a block for each pair of a tile of a
+// few query rows and one key/value head: see gpu/attention.go.
 //
 // A first pass over the keys finds each query's largest score, a second sums
 // exponentials and weighted values in the order of the span, context first,
 // one key after the other. So no tile border and no neighbour enters a sum.
-// Keys outside a query's own span are never multiplied: they may be NaN. That
-// makes this kernel the understudy of fast_attention, which multiplies them by
-// 0: launched after it, it does nothing unless *needed says so.
+// Keys outside a query's own span are never multiplied: they may be NaN.
 #include "element.cuh"
 
 struct Span {
@@ -19,7 +17,8 @@ template <typename T> struct Attention {
   Matrix<T> dst;
   Matrix<const T> q, ctx_k, ctx_v, blk_k, blk_v;
   const Span *spans;
-  int rows, group, dim, per; // group queries share a key head, per rows a block
+  const int2 *tiles; // first row, and how many
+  int group, dim, per; // group queries share a key head; a tile has at most per rows
   float scale;
 };
 
@@ -31,7 +30,7 @@ __device__ inline int2 part(Span s, bool block) {
 
 template <typename T> __device__ void attention(Attention<T> a) {
   extern __shared__ float memory[];
-  const int head = blockIdx.y, row0 = blockIdx.x * a.per, rows = min(a.per, a.rows - row0);
+  const int head = blockIdx.y, row0 = a.tiles[blockIdx.x].x, rows = a.tiles[blockIdx.x].y;
   const int queries = rows * a.group, dim = a.dim, wide = dim + 1;
   float *q = memory;                      // [queries][dim], scaled
   float *out = q + a.per * a.group * dim; // [queries][dim]
@@ -118,12 +117,9 @@ template <typename T> __device__ void attention(Attention<T> a) {
   extern "C" __global__ void __launch_bounds__(128) name(                                                             \
       T *dst, long long dst_stride, const T *q, long long q_stride, const T *ctx_k, long long ctx_k_stride,           \
       const T *ctx_v, long long ctx_v_stride, const T *blk_k, long long blk_k_stride, const T *blk_v,                 \
-      long long blk_v_stride, const Span *spans, int rows, int group, int dim, int per, float scale,                  \
-      const int *odd, int mark) {                                                                                     \
-    if (odd != nullptr && *odd != mark)                                                                               \
-      return;                                                                                                         \
+      long long blk_v_stride, const Span *spans, const int2 *tiles, int group, int dim, int per, float scale) {       \
     attention<T>({{dst, dst_stride},     {q, q_stride},         {ctx_k, ctx_k_stride}, {ctx_v, ctx_v_stride},         \
-                  {blk_k, blk_k_stride}, {blk_v, blk_v_stride}, spans, rows, group, dim, per, scale});                \
+                  {blk_k, blk_k_stride}, {blk_v, blk_v_stride}, spans, tiles, group, dim, per, scale});               \
   }
 
 ATTENTION(attention_f32, float)

@@ -2,18 +2,22 @@
 //
 // A column of a head's state never meets another column, so each is owned by
 // LANES neighbouring threads that hold KEYS of its values each, in registers,
-// for the whole call. Rows are not solved in chunks: a chunk is a matter of
-// speed, and the recurrence gives the same bits however the rows are cut.
+// for the whole call. The recurrence gives the same bits however the rows are
+// cut; fast_delta.cu solves them in chunks. Where that left flags in redo, one for
+// each head and slice of columns and one for all, only what is flagged is done.
 #include "element.cuh"
 
 constexpr int LANES = 8;
 
 // beta = sigmoid(b), alpha = exp(-exp(A_log) softplus(a + dt_bias)); q and k of
 // unit length, q times scale. A block a row; room for the outcome is given.
+// redo is the flag for all, or null.
 template <typename T>
 __device__ void prepare(float *q_out, float *k_out, float *alpha, float *beta, Matrix<const T> q, Matrix<const T> k,
                         Matrix<const T> a, Matrix<const T> b, const T *a_log, const T *dt_bias, int key_heads,
-                        int val_heads, int dim) {
+                        int val_heads, int dim, const int *redo) {
+  if (redo && !*redo)
+    return;
   const long long t = blockIdx.x;
   const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
   for (int i = threadIdx.x / 32; i < 2 * key_heads; i += warps) {
@@ -42,11 +46,14 @@ __device__ void prepare(float *q_out, float *k_out, float *alpha, float *beta, M
 
 // S *= alpha; u = beta (v - S^T k); S += k u^T; o = S^T q for rows 0..rows-1 of
 // value head blockIdx.y. Thread x of a block has column x / LANES of the
-// block's columns. KEYS * LANES is at least dim; the rest of the keys are 0.
+// block's columns. KEYS * LANES is at least dim; the rest of the keys are 0. redo
+// has slices flags a head, or is null.
 template <typename T, int KEYS>
 __device__ void deltarule(Matrix<T> dst, const float *q, const float *k, const float *alpha, const float *beta,
                           Matrix<const T> v, Matrix<float> state, int rows, int key_heads, int val_heads, int dim,
-                          int val_dim) {
+                          int val_dim, const int *redo, int slices) {
+  if (redo && !redo[blockIdx.y * slices + blockIdx.x * (blockDim.x / LANES) / 64])
+    return;
   const int h = blockIdx.y, kh = h / (val_heads / key_heads), lane = threadIdx.x % LANES;
   const int column = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;
   const bool own = column < val_dim; // threads without a column go along, for the shuffles
@@ -94,17 +101,17 @@ __device__ void deltarule(Matrix<T> dst, const float *q, const float *k, const f
   extern "C" __global__ void __launch_bounds__(256)                                                                   \
       name(float *q_out, float *k_out, float *alpha, float *beta, const T *q, long long q_stride, const T *k,         \
            long long k_stride, const T *a, long long a_stride, const T *b, long long b_stride, const T *a_log,        \
-           const T *dt_bias, int key_heads, int val_heads, int dim) {                                                 \
+           const T *dt_bias, int key_heads, int val_heads, int dim, const int *redo) {                                \
     prepare<T>(q_out, k_out, alpha, beta, {q, q_stride}, {k, k_stride}, {a, a_stride}, {b, b_stride}, a_log, dt_bias, \
-               key_heads, val_heads, dim);                                                                            \
+               key_heads, val_heads, dim, redo);                                                                      \
   }
 #define DELTARULE(name, T, KEYS)                                                                                      \
   extern "C" __global__ void __launch_bounds__(128)                                                                   \
       name(T *dst, long long dst_stride, const float *q, const float *k, const float *alpha, const float *beta,       \
            const T *v, long long v_stride, float *state, long long state_stride, int rows, int key_heads,             \
-           int val_heads, int dim, int val_dim) {                                                                     \
+           int val_heads, int dim, int val_dim, const int *redo, int slices) {                                        \
     deltarule<T, KEYS>({dst, dst_stride}, q, k, alpha, beta, {v, v_stride}, {state, state_stride}, rows, key_heads,   \
-                       val_heads, dim, val_dim);                                                                      \
+                       val_heads, dim, val_dim, redo, slices);                                                        \
   }
 
 PREPARE(prepare_f32, float)

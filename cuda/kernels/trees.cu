@@ -192,4 +192,13 @@ extern "C" __global__ void __launch_bounds__(32)
     walk[depth] = child;
     counts[block] = made;
   }
+  if (!sums)
+    return;
+  // The host reads all of it, also where there are fewer prefixes.
+  if (lane == 0)
+    sums[0] = 0;
+  for (int i = made + 1 + lane; i <= budget; i += 32) {
+    nodes[i] = {-1, 0};
+    sums[i] = 0;
+  }
 }

@@ -2,8 +2,8 @@ package target
 
 import (
 	"fmt"
-	"math"
 
+	"github.com/draftscope/draftscope/cuda"
 	"github.com/draftscope/draftscope/schemas"
 )
 
@@ -11,30 +11,36 @@ import (
 // row of any recorded state.
 const checkFinite = "K1"
 
-// findFault describes the first row of vals, whose rows have width values and
-// whose first is row pos of its sequence, that dtype could not hold as finite
-// values; "" when there is none.
-func findFault(vals []float32, width, pos, state int, dtype schemas.DType) string {
-	for r := 0; r < len(vals); r += width {
-		nans, infs := 0, 0
-		for _, v := range vals[r : r+width] {
-			switch {
-			case v != v:
+// findFault describes the first of rows that holds values which are not
+// finite; "" when there is none. odd counts them by row, rows hold width
+// bytes each, and the first is row pos of its sequence.
+func findFault(odd []int32, rows []byte, width, pos, state int, as schemas.DType) string {
+	for r, n := range odd {
+		if n == 0 {
+			continue
+		}
+		nans := 0
+		for _, v := range as.AppendFloats(nil, rows[r*width:(r+1)*width]) {
+			if v != v {
 				nans++
-			case overflows(v, dtype):
-				infs++
 			}
 		}
-		if nans+infs > 0 {
-			return fmt.Sprintf("row %d, state %d: %d NaN, %d Inf", pos+r/width, state, nans, infs)
-		}
+		return fmt.Sprintf("row %d, state %d: %d NaN, %d Inf", pos+r, state, nans, int(n)-nans)
 	}
 	return ""
 }
 
-// overflows reports whether v is infinite, or becomes so in dtype.
-func overflows(v float32, dtype schemas.DType) bool {
-	const largest = 0x7f7f7fff // the largest float32 that rounds to a finite bf16
-	bits := math.Float32bits(v) &^ (1 << 31)
-	return bits >= 0x7f800000 || dtype == schemas.BF16 && bits > largest
+// asCuda is a recorded dtype as devices name it, and recorded the way back.
+func asCuda(d schemas.DType) cuda.DType {
+	if d == schemas.BF16 {
+		return cuda.BF16
+	}
+	return cuda.F32
+}
+
+func recorded(d cuda.DType) schemas.DType {
+	if d == cuda.BF16 {
+		return schemas.BF16
+	}
+	return schemas.F32
 }

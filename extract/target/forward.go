@@ -1,6 +1,7 @@
 package target
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/draftscope/draftscope/cuda"
@@ -22,11 +23,34 @@ type past interface{ close() }
 // first stands at position pos.
 type piece struct{ lo, hi, pos int }
 
-// call is one Forward.
+// call is one pass of new rows.
 type call struct {
 	*Model
+	seqs   []*Sequence
 	pieces []piece
-	pos    []int32 // of every row
+	pos    []int32             // of every row
+	kept   []int32             // row of the arena where its keys and values go
+	spans  map[int][]cuda.Span // by window
+}
+
+// seen is what every row sees of the arena: its sequence up to itself, or the
+// last window of that.
+func (c *call) seen(window int) []cuda.Span {
+	if s, ok := c.spans[window]; ok {
+		return s
+	}
+	spans := make([]cuda.Span, 0, len(c.pos))
+	for i, p := range c.pieces {
+		for j := range p.hi - p.lo {
+			lo, hi := int32(c.seqs[i].rows.lo), c.kept[p.lo+j]+1
+			if window > 0 {
+				lo = max(lo, hi-int32(window))
+			}
+			spans = append(spans, cuda.Span{CtxLo: lo, CtxHi: hi})
+		}
+	}
+	c.spans[window] = spans
+	return spans
 }
 
 // Sequence is what the model remembers of one sequence: keys and values of
@@ -34,6 +58,7 @@ type call struct {
 type Sequence struct {
 	model  *Model
 	length int
+	rows   *extent // of the arena
 	layers []past
 }
 
@@ -54,12 +79,20 @@ func (m *Model) NewSequence() (*Sequence, error) {
 // Len is the number of tokens that the sequence has been through.
 func (s *Sequence) Len() int { return s.length }
 
+// Reserve makes room for n tokens in all. Without it the room grows as tokens
+// come, and doubles.
+func (s *Sequence) Reserve(n int) (err error) {
+	s.rows, err = s.model.arena.reserve(s.rows, s.length, n)
+	return err
+}
+
 // Close gives the sequence's device memory back.
 func (s *Sequence) Close() {
 	for _, p := range s.layers {
 		p.close()
 	}
-	s.layers = nil
+	s.model.arena.release(s.rows)
+	s.layers, s.rows = nil, nil
 }
 
 // Output is the states of one Forward.
@@ -74,36 +107,119 @@ type Output struct {
 
 // Forward runs the next tokens of several sequences, ids[i] being those of
 // seqs[i], and returns the states asked for, each in 0..n. Every sequence may
-// appear once. Projections run over all rows at once, attention and
-// recurrence by sequence. After an error the sequences must be closed.
+// appear once. All work is done for all rows at once, but the recurrence of
+// linear layers. After an error the sequences must be closed.
 func (m *Model) Forward(seqs []*Sequence, ids [][]int32, states []int) (*Output, error) {
-	c := &call{Model: m}
+	for _, want := range states {
+		if err := m.checkState(want); err != nil {
+			return nil, err
+		}
+	}
+	out := &Output{States: make([][]float32, len(states))}
+	var err error
+	out.Final, err = m.run(seqs, ids, func(c int, _ *call, x cuda.Tensor) error {
+		for i, want := range states {
+			if want != c {
+				continue
+			}
+			out.States[i] = make([]float32, x.Rows*x.Cols)
+			if err := m.dev.Download(out.States[i], x); err != nil {
+				return fmt.Errorf("reading state %d: %w", c, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// Tap asks for one state of a pass.
+type Tap struct {
+	State int // 0..n
+	As    cuda.DType
+	// To is where the rows of each sequence go, and stays as it is until the
+	// flight has landed; [cuda.Device.HostAlloc] gives the best memory.
+	To [][]byte
+}
+
+// Capture runs tokens as Forward does. It returns state n, as [Output.Final],
+// and one flight a tap: states go to the host beside what is computed next.
+func (m *Model) Capture(seqs []*Sequence, ids [][]int32, taps []Tap) (final cuda.Tensor, flights []cuda.Flight, err error) {
+	for _, t := range taps {
+		if err := m.checkState(t.State); err != nil {
+			return final, nil, err
+		}
+	}
+	flights = make([]cuda.Flight, len(taps))
+	final, err = m.run(seqs, ids, func(c int, call *call, x cuda.Tensor) error {
+		for i, t := range taps {
+			if t.State != c {
+				continue
+			}
+			to := make([]cuda.Landing, len(call.pieces))
+			for j, p := range call.pieces {
+				to[j] = cuda.Landing{Lo: p.lo, Hi: p.hi, To: t.To[j]}
+			}
+			var err error
+			if flights[i], err = m.dev.Fetch(x, t.As, to); err != nil {
+				return fmt.Errorf("fetching state %d: %w", c, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		for _, f := range flights { // nothing may land later
+			if f != nil {
+				_, e := f.Wait()
+				err = errors.Join(err, e)
+			}
+		}
+		return final, nil, err
+	}
+	return final, flights, nil
+}
+
+func (m *Model) checkState(c int) error {
+	if c < 0 || c > m.cfg.Layers {
+		return fmt.Errorf("%w: state %d of a model with states 0..%d", ErrInput, c, m.cfg.Layers)
+	}
+	return nil
+}
+
+// run computes the rows of one pass; each state in turn is shown to visit.
+func (m *Model) run(seqs []*Sequence, ids [][]int32, visit func(c int, call *call, x cuda.Tensor) error) (cuda.Tensor, error) {
+	var none cuda.Tensor
+	c := &call{Model: m, seqs: seqs, spans: map[int][]cuda.Span{}}
 	var flat []int32
 	for i, s := range seqs {
 		if err := m.checkNext(s, ids[i]); err != nil {
-			return nil, err
+			return none, err
 		}
 		c.pieces = append(c.pieces, piece{len(flat), len(flat) + len(ids[i]), s.length})
 		flat = append(flat, ids[i]...)
+	}
+	for i, s := range seqs {
+		if err := s.Reserve(s.length + len(ids[i])); err != nil {
+			return none, err
+		}
 		for j := range ids[i] {
 			c.pos = append(c.pos, int32(s.length+j))
-		}
-	}
-	for _, want := range states {
-		if want < 0 || want > m.cfg.Layers {
-			return nil, fmt.Errorf("%w: state %d of a model with states 0..%d", ErrInput, want, m.cfg.Layers)
+			if s.rows != nil {
+				c.kept = append(c.kept, int32(s.rows.lo+s.length+j))
+			}
 		}
 	}
 	x, err := m.work("x", len(flat), m.cfg.Hidden)
 	if err != nil {
-		return nil, err
+		return none, err
 	}
 	if err := m.dev.GatherRows(x, m.embed, flat); err != nil {
-		return nil, fmt.Errorf("looking up embeddings: %w", err)
+		return none, fmt.Errorf("looking up embeddings: %w", err)
 	}
-	out := &Output{States: make([][]float32, len(states)), Final: x}
-	if err := m.keep(out, states, 0, x); err != nil {
-		return nil, err
+	if err := visit(0, c, x); err != nil {
+		return none, err
 	}
 	pasts := make([]past, len(seqs))
 	for i := range m.layers {
@@ -111,16 +227,16 @@ func (m *Model) Forward(seqs []*Sequence, ids [][]int32, states []int) (*Output,
 			pasts[j] = s.layers[i]
 		}
 		if err := c.layer(&m.layers[i], pasts, x); err != nil {
-			return nil, fmt.Errorf("running layer %d: %w", i, err)
+			return none, fmt.Errorf("running layer %d: %w", i, err)
 		}
-		if err := m.keep(out, states, i+1, x); err != nil {
-			return nil, err
+		if err := visit(i+1, c, x); err != nil {
+			return none, err
 		}
 	}
 	for i, s := range seqs {
 		s.length += len(ids[i])
 	}
-	return out, nil
+	return x, nil
 }
 
 func (m *Model) checkNext(s *Sequence, ids []int32) error {
@@ -133,20 +249,6 @@ func (m *Model) checkNext(s *Sequence, ids []int32) error {
 	for i, id := range ids {
 		if id < 0 || int(id) >= m.cfg.Vocab {
 			return fmt.Errorf("%w: token %d at position %d, the vocabulary has %d", ErrInput, id, s.length+i, m.cfg.Vocab)
-		}
-	}
-	return nil
-}
-
-// keep copies state c to the host wherever it was asked for.
-func (m *Model) keep(out *Output, states []int, c int, x cuda.Tensor) error {
-	for i, want := range states {
-		if want != c {
-			continue
-		}
-		out.States[i] = make([]float32, x.Rows*x.Cols)
-		if err := m.dev.Download(out.States[i], x); err != nil {
-			return fmt.Errorf("reading state %d: %w", c, err)
 		}
 	}
 	return nil
@@ -166,14 +268,11 @@ func (c *call) layer(l *layer, pasts []past, x cuda.Tensor) error {
 	if err := c.dev.RMSNorm(u, x, l.after, c.cfg.Eps, c.cfg.gain()); err != nil {
 		return err
 	}
-	gate, err := c.project("gate", u, l.gate)
+	both, err := c.project("gate and up", u, l.gateUp)
 	if err != nil {
 		return err
 	}
-	up, err := c.project("up", u, l.up)
-	if err != nil {
-		return err
-	}
+	gate, up := both.ColRange(0, l.down.Cols), both.ColRange(l.down.Cols, both.Cols)
 	if err := c.dev.GateMul(up, gate, up, cuda.SiLU); err != nil {
 		return err
 	}

@@ -135,6 +135,23 @@ func TestStatesDoNotDependOnHowRowsWereCut(t *testing.T) {
 	}
 }
 
+// TestChunksThatEndWhereCallsEndGiveTheSameBits is what lets a Source prefill in
+// chunks.
+func TestChunksThatEndWhereCallsEndGiveTheSameBits(t *testing.T) {
+	m := open(t, demotest.FS(t), "hybrid")
+	m.Chunk = 64
+	ids := integers(t, golden(t, "hybrid/golden.safetensors"), "input_ids")
+	want := forward(t, m, ids, len(ids))
+	for _, sizes := range [][]int{{64}, {128, len(ids) - 128}, {64, len(ids) - 64}} {
+		got := forward(t, m, ids, sizes...)
+		for c := range want {
+			if at := bitsEqual(got[c], want[c]); at >= 0 {
+				t.Errorf("in pieces of %v, state %d differs at row %d", sizes, c, at/m.Config().Hidden)
+			}
+		}
+	}
+}
+
 func BenchmarkPrefill(b *testing.B) {
 	for _, tc := range []struct{ name, dir string }{{"dense", "target"}, {"hybrid", "hybrid"}} {
 		b.Run(tc.name, func(b *testing.B) {

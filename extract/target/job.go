@@ -3,6 +3,8 @@ package target
 import (
 	"slices"
 
+	"github.com/apache/arrow/go/v17/arrow/memory"
+	"github.com/draftscope/draftscope/cuda"
 	"github.com/draftscope/draftscope/schemas"
 )
 
@@ -21,10 +23,57 @@ type job struct {
 	promptLen int
 	sampler   *sampler
 	seq       *Sequence
-	finish    string    // "" while tokens are still to be generated
-	states    [][]byte  // of all rows so far, by index into the recorded states
-	final     []float32 // state n of all rows so far
+	finish    string           // "" while tokens are still to be generated
+	states    []*memory.Buffer // of all rows so far, by index into Source.taps
 	fault     string
+}
+
+// hostMemory gives Arrow the memory that a device copies to.
+type hostMemory struct{ dev cuda.Device }
+
+// Free implements [memory.Allocator]. The rest of it is never asked for: the
+// buffers do not grow.
+func (h hostMemory) Free(b []byte) { h.dev.HostFree(b) }
+
+func (h hostMemory) Allocate(int) []byte           { panic("target: host memory is taken from the device") }
+func (h hostMemory) Reallocate(int, []byte) []byte { panic("target: host memory does not grow") }
+
+// begin gives the job a sequence and memory for the states of all its rows.
+func (j *job) begin(s *Source) (err error) {
+	m := s.cfg.Model
+	if j.seq, err = m.NewSequence(); err != nil {
+		return err
+	}
+	rows := len(j.ids)
+	if j.finish == "" {
+		rows = min(rows+s.cfg.MaxNewTokens, m.cfg.MaxPositions)
+	}
+	if err := j.seq.Reserve(rows); err != nil {
+		return err
+	}
+	for _, t := range s.taps {
+		mem, err := m.dev.HostAlloc(rows * t.width)
+		if err != nil {
+			return err
+		}
+		j.states = append(j.states, memory.NewBufferWithAllocator(mem, hostMemory{m.dev}))
+	}
+	return nil
+}
+
+// end gives back what the job holds.
+func (j *job) end() {
+	if j.seq != nil {
+		j.seq.Close()
+	}
+	release(j.states)
+	j.seq, j.states = nil, nil
+}
+
+func release(buffers []*memory.Buffer) {
+	for _, b := range buffers {
+		b.Release()
+	}
 }
 
 // prepare tokenizes an input and checks it against the model.
@@ -71,28 +120,10 @@ func (s *Source) prepare(in Input) (*job, error) {
 	return j, nil
 }
 
-// take keeps n rows of a forward pass, which begin at row lo of it, or notes
-// a fault.
-func (j *job) take(s *Source, out *Output, lo, n int) {
-	h, last := s.cfg.Model.cfg.Hidden, s.cfg.Model.cfg.Layers
-	pos := j.seq.Len() - n
-	for i, c := range s.states {
-		vals := out.States[i][lo*h : (lo+n)*h]
-		recorded := i < len(s.cfg.States)
-		dtype := schemas.F32
-		if recorded {
-			dtype = s.cfg.DType
-		}
-		if j.fault = findFault(vals, h, pos, c, dtype); j.fault != "" {
-			return
-		}
-		if recorded {
-			j.states[i] = s.cfg.DType.AppendBytes(j.states[i], vals)
-		}
-		if c == last {
-			j.final = append(j.final, vals...)
-		}
-	}
+// rows is the memory for rows lo..hi-1 of tap i.
+func (j *job) rows(s *Source, i, lo, hi int) []byte {
+	width := s.taps[i].width
+	return j.states[i].Bytes()[lo*width : hi*width]
 }
 
 // finished is a sequence whose records are waiting to be taken.
@@ -100,7 +131,7 @@ type finished struct {
 	id     string
 	rows   int // already given out
 	tokens []schemas.Token
-	states [][]byte
+	states []*memory.Buffer // of the recorded states
 	row    schemas.Sequence
 	fault  string
 }
@@ -113,16 +144,20 @@ func (j *job) complete(s *Source) (*finished, error) {
 		return f, nil
 	}
 	turn, role := s.turns(j.ids)
-	f.states = j.states
 	f.tokens = make([]schemas.Token, len(j.ids))
 	for i, id := range j.ids {
 		f.tokens[i] = schemas.Token{SeqID: j.ID, Pos: int32(i), TokenID: id, LossMask: j.mask[i], Turn: turn[i], Role: role[i]}
 	}
 	var err error
-	h := s.cfg.Model.cfg.Hidden
-	final := func(lo, hi int) []float32 { return j.final[lo*h : hi*h] }
-	if f.fault, err = s.cfg.Model.Score(f.tokens, final, false); err != nil || f.fault != "" {
+	final := func(x cuda.Tensor, lo, hi int) error {
+		return s.cfg.Model.dev.Load(x, j.rows(s, s.final, lo, hi), s.taps[s.final].as)
+	}
+	if f.fault, err = s.cfg.Model.score(f.tokens, final, false); err != nil || f.fault != "" {
 		return f, err
+	}
+	f.states = j.states[:len(s.cfg.States)]
+	for _, b := range f.states {
+		b.Retain()
 	}
 	f.row = schemas.Sequence{
 		SeqID: j.ID, PromptLen: int32(j.promptLen), Length: int32(len(j.ids)), FinishReason: j.finish,

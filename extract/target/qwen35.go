@@ -3,10 +3,18 @@ package target
 import "github.com/draftscope/draftscope/cuda"
 
 // loadGatedAttention is Qwen3.5's full-attention mixer: Qwen3's, with norms
-// of gain 1+w, a rotation of the first dims only, and an output gate that
-// q_proj computes beside each head's query (head by head, not in two halves).
-func loadGatedAttention(l *loader, c Config, prefix string) mixer {
-	return readAttention(l, c, prefix, 0, true)
+// of gain 1+w, a rotation of the first dims only, and an output gate a query
+// head. q_proj has a head's query and its gate one after the other.
+func loadGatedAttention(l *loader, c Config, keys *arena, prefix string) mixer {
+	p := prefix + "self_attn."
+	var parts []part
+	for _, gate := range []int{0, 1} {
+		for h := range c.QHeads {
+			at := (2*h + gate) * c.HeadDim
+			parts = append(parts, part{name: p + "q_proj.weight", rows: 2 * c.QHeads * c.HeadDim, lo: at, hi: at + c.HeadDim})
+		}
+	}
+	return readAttention(l, c, keys, p, &attention{gated: true}, parts...)
 }
 
 // deltaNet is Qwen3.5's linear mixer, the gated DeltaNet: a short causal
@@ -38,6 +46,11 @@ func loadDeltaNet(l *loader, c Config, prefix string) mixer {
 		out:  l.matrix(p+"out_proj.weight", c.Hidden, n.ValHeads*n.ValDim),
 	}
 }
+
+// A prompt is cut where chunks of the delta rule end, which start anew in every
+// call: so its states do not depend on the cuts. This compiles only where
+// prefillRows is a multiple of 64.
+var _ [0]struct{} = [prefillRows % 64]struct{}{}
 
 // recurrent is the memory of one sequence, of constant size.
 type recurrent struct {

@@ -5,23 +5,33 @@ import (
 	"math"
 
 	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/memory"
 	"github.com/draftscope/draftscope/cuda"
 	"github.com/draftscope/draftscope/schemas"
 )
+
+// scoreRows is how many rows are scored at once: few would read the head's
+// weights often.
+const scoreRows = 2048
 
 // Score fills in the target's argmax after every token and the log-probability
 // of the token that does follow. final gives rows of state n, or, with
 // normed, of what the final norm makes of it. bad names a row whose logits are
 // not finite.
 func (m *Model) Score(tokens []schemas.Token, final func(lo, hi int) []float32, normed bool) (bad string, err error) {
+	return m.score(tokens, func(x cuda.Tensor, lo, hi int) error { return m.dev.Upload(x, final(lo, hi)) }, normed)
+}
+
+// score is Score of rows lo..hi-1 that final brings to x.
+func (m *Model) score(tokens []schemas.Token, final func(x cuda.Tensor, lo, hi int) error, normed bool) (bad string, err error) {
 	h := m.cfg.Hidden
-	for lo := 0; lo < len(tokens); lo += prefillRows {
-		hi := min(lo+prefillRows, len(tokens))
+	for lo := 0; lo < len(tokens); lo += scoreRows {
+		hi := min(lo+scoreRows, len(tokens))
 		x, err := m.work("scored", hi-lo, h)
 		if err != nil {
 			return "", err
 		}
-		if err := m.dev.Upload(x, final(lo, hi)); err != nil {
+		if err := final(x, lo, hi); err != nil {
 			return "", err
 		}
 		if !normed {
@@ -69,11 +79,13 @@ func (f *finished) record(s *Source) (rec arrow.Record, last bool, err error) {
 	lo, hi := f.rows, min(f.rows+s.cfg.BatchRows, len(f.tokens))
 	spec := s.Spec()
 	width := spec.Hidden * spec.DType.Size()
-	c := schemas.Capture{Spec: spec, Tokens: f.tokens[lo:hi]}
-	for _, raw := range f.states {
-		c.States = append(c.States, raw[lo*width:hi*width])
+	var states []*memory.Buffer
+	for _, all := range f.states {
+		rows := memory.SliceBuffer(all, lo*width, (hi-lo)*width)
+		defer rows.Release()
+		states = append(states, rows)
 	}
-	if rec, err = schemas.CaptureRecord(mem, c); err != nil {
+	if rec, err = schemas.CaptureRecordOf(mem, spec, f.tokens[lo:hi], states); err != nil {
 		return nil, false, err
 	}
 	f.rows = hi

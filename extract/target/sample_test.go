@@ -4,6 +4,8 @@ import (
 	"math"
 	"testing"
 
+	"github.com/draftscope/draftscope/cuda"
+	"github.com/draftscope/draftscope/cuda/cpu"
 	"github.com/draftscope/draftscope/schemas"
 )
 
@@ -49,12 +51,38 @@ func TestAValueThatRoundsToInfinityIsAFault(t *testing.T) {
 		{-math.MaxFloat32, schemas.BF16, true},
 		{float32(math.Inf(-1)), schemas.F32, true},
 	} {
-		if got := overflows(tc.v, tc.dtype); got != tc.want {
-			t.Errorf("%v in %s: %t, want %t", tc.v, tc.dtype, got, tc.want)
+		fault := findFault(fetchedOdd(t, tc.v, tc.dtype), tc.dtype.AppendBytes(nil, []float32{tc.v}), tc.dtype.Size(), 7, 3, tc.dtype)
+		if got := fault == "row 7, state 3: 0 NaN, 1 Inf"; got != tc.want {
+			t.Errorf("%v in %s: %q, want a fault: %t", tc.v, tc.dtype, fault, tc.want)
 		}
 		stored := tc.dtype.AppendFloats(nil, tc.dtype.AppendBytes(nil, []float32{tc.v}))[0]
 		if math.IsInf(float64(stored), 0) != tc.want {
 			t.Errorf("%v is stored in %s as %v", tc.v, tc.dtype, stored)
 		}
 	}
+}
+
+// fetchedOdd is what a device counts in one value that leaves it.
+func fetchedOdd(t *testing.T, v float32, as schemas.DType) []int32 {
+	t.Helper()
+	dev, err := cpu.New(cpu.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf, err := dev.New(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := dev.Upload(cuda.Matrix(buf, 1, 1), []float32{v}); err != nil {
+		t.Fatal(err)
+	}
+	f, err := dev.Fetch(cuda.Matrix(buf, 1, 1), asCuda(as), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	odd, err := f.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return odd
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/memory"
+	"github.com/draftscope/draftscope/cuda"
 	"github.com/draftscope/draftscope/extract/tokenizer"
 	"github.com/draftscope/draftscope/schemas"
 )
@@ -48,8 +49,9 @@ const (
 	defaultBatch     = 8
 	defaultBatchRows = 64
 	defaultNewTokens = 144
-	// prefillRows bounds the rows of one sequence in one Forward, and so the
-	// scratch memory of long prompts.
+	// stepRows bounds the rows of one step, and so the scratch memory of long
+	// prompts, but for prefillRows of each sequence.
+	stepRows    = 8192
 	prefillRows = 256
 )
 
@@ -104,10 +106,26 @@ func (c SourceConfig) checkStates() error {
 // table faults and nothing else.
 type Source struct {
 	cfg     SourceConfig
-	states  []int // computed: the recorded ones, then n where not among them
+	taps    []tap // the recorded states, then n where it is not among them
+	final   int   // the tap that is read to score: n in the device's dtype
 	waiting []*job
 	active  []*job
+	under   *pass // whose states may still be on their way
 	done    []*finished
+}
+
+// tap is one state that leaves the device.
+type tap struct {
+	state int
+	as    cuda.DType
+	width int // bytes of a row
+}
+
+// pass is one run of the model, over pieces of some jobs.
+type pass struct {
+	jobs    []*job
+	pieces  []piece // whose rows are those of the pass
+	flights []cuda.Flight
 }
 
 // NewSource checks the inputs against the model and tokenizes them, once. What
@@ -171,11 +189,22 @@ func (s *Source) Choose(states []int, skip func(id string) bool) error {
 	return nil
 }
 
-// compute sets what is computed: what is recorded, and n.
+// compute sets what is computed: what is recorded, and n as the device has it,
+// so that scoring reads what the model would have.
 func (s *Source) compute() {
-	s.states = slices.Clone(s.cfg.States)
-	if n := s.cfg.Model.cfg.Layers; !slices.Contains(s.states, n) {
-		s.states = append(s.states, n)
+	m := s.cfg.Model
+	s.taps, s.final = nil, -1
+	add := func(state int, as cuda.DType) {
+		if state == m.cfg.Layers && as == m.dev.DType() {
+			s.final = len(s.taps)
+		}
+		s.taps = append(s.taps, tap{state, as, m.cfg.Hidden * as.Size()})
+	}
+	for _, state := range s.cfg.States {
+		add(state, asCuda(s.cfg.DType))
+	}
+	if s.final < 0 {
+		add(m.cfg.Layers, m.dev.DType())
 	}
 }
 
@@ -232,6 +261,7 @@ func (s *Source) Next(ctx context.Context) (seq string, rec arrow.Record, last b
 		return "", nil, false, fmt.Errorf("recording sequence %s: %w", f.id, err)
 	}
 	if last {
+		release(f.states)
 		s.done = s.done[1:]
 	}
 	return f.id, rec, last, nil
@@ -239,71 +269,132 @@ func (s *Source) Next(ctx context.Context) (seq string, rec arrow.Record, last b
 
 // Close gives back what unfinished sequences hold. The model stays open.
 func (s *Source) Close() error {
+	err := s.settle()
 	for _, j := range s.active {
-		j.seq.Close()
+		j.end()
+	}
+	for _, f := range s.done {
+		release(f.states)
 	}
 	s.waiting, s.active, s.done = nil, nil, nil
-	return nil
+	return err
 }
 
 // admit fills the batch.
 func (s *Source) admit() error {
 	for len(s.active) < s.cfg.Batch && len(s.waiting) > 0 {
 		j := s.waiting[0]
-		seq, err := s.cfg.Model.NewSequence()
-		if err != nil {
+		s.waiting, s.active = s.waiting[1:], append(s.active, j)
+		if err := j.begin(s); err != nil {
 			return fmt.Errorf("beginning sequence %s: %w", j.ID, err)
 		}
-		j.seq, j.states = seq, make([][]byte, len(s.cfg.States))
-		s.waiting, s.active = s.waiting[1:], append(s.active, j)
 	}
 	return nil
 }
 
 // step runs the next tokens of every active sequence: a piece of its prompt,
-// or the one it generated last.
+// or the one it generated last. While they are computed, what the step before
+// computed may still be on its way to the host.
 func (s *Source) step() error {
+	most := max(prefillRows, stepRows/len(s.active)/prefillRows*prefillRows)
+	p := &pass{}
 	var seqs []*Sequence
 	var pieces [][]int32
+	at := 0
 	for _, j := range s.active {
 		fed := j.seq.Len()
-		seqs = append(seqs, j.seq)
-		pieces = append(pieces, j.ids[fed:min(fed+prefillRows, len(j.ids))])
+		ids := j.ids[fed:min(fed+most, len(j.ids))]
+		seqs, pieces = append(seqs, j.seq), append(pieces, ids)
+		p.jobs, p.pieces = append(p.jobs, j), append(p.pieces, piece{at, at + len(ids), fed})
+		at += len(ids)
 	}
-	out, err := s.cfg.Model.Forward(seqs, pieces, s.states)
+	taps := make([]Tap, len(s.taps))
+	for i, t := range s.taps {
+		taps[i] = Tap{State: t.state, As: t.as}
+		for k, j := range p.jobs {
+			taps[i].To = append(taps[i].To, j.rows(s, i, p.pieces[k].pos, p.pieces[k].pos+len(pieces[k])))
+		}
+	}
+	final, flights, err := s.cfg.Model.Capture(seqs, pieces, taps)
 	if err != nil {
 		return err
 	}
-	row := 0
+	p.flights = flights
+	if err := s.settle(); err != nil {
+		return err
+	}
+	s.under = p
 	var ask []*job
 	var rows []int32
-	for i, j := range s.active {
-		j.take(s, out, row, len(pieces[i]))
-		row += len(pieces[i])
-		if j.fault == "" && j.finish == "" && j.seq.Len() == len(j.ids) {
-			ask, rows = append(ask, j), append(rows, int32(row-1))
+	ends := false // some sequence may leave the batch
+	for i, j := range p.jobs {
+		switch {
+		case j.fault != "":
+			ends = true
+		case j.seq.Len() < len(j.ids):
+		case j.finish == "":
+			ask, rows = append(ask, j), append(rows, int32(p.pieces[i].hi-1))
+		default:
+			ends = true
 		}
 	}
 	if len(ask) > 0 {
-		if err := s.extend(out, ask, rows); err != nil {
+		if err := s.extend(final, ask, rows); err != nil {
+			return err
+		}
+	}
+	if ends {
+		if err := s.settle(); err != nil {
 			return err
 		}
 	}
 	return s.retire()
 }
 
+// settle waits for the states of the pass under way, and notes faults.
+func (s *Source) settle() error {
+	p := s.under
+	s.under = nil
+	if p == nil {
+		return nil
+	}
+	var errs []error
+	for i, f := range p.flights {
+		odd, err := f.Wait()
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		t := s.taps[i]
+		for k, j := range p.jobs {
+			if at := p.pieces[k]; j.fault == "" {
+				n := at.hi - at.lo
+				j.fault = findFault(odd[at.lo:at.hi], j.rows(s, i, at.pos, at.pos+n), t.width, at.pos, t.state, recorded(t.as))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // extend appends a token to each of the jobs, whose last rows are rows.
-func (s *Source) extend(out *Output, jobs []*job, rows []int32) error {
+func (s *Source) extend(final cuda.Tensor, jobs []*job, rows []int32) error {
 	samplers := make([]*sampler, len(jobs))
 	for i, j := range jobs {
 		samplers[i] = j.sampler
 	}
 	m := s.cfg.Model
-	ids, err := m.next(out.Final, rows, samplers, s.cfg.Temperature, s.cfg.TopP)
+	ids, err := m.next(final, rows, samplers, s.cfg.Temperature, s.cfg.TopP)
 	if err != nil {
 		return fmt.Errorf("choosing tokens: %w", err)
 	}
+	// The device has passed all that the tokens came from: waiting costs little.
+	if err := s.settle(); err != nil {
+		return err
+	}
 	for i, j := range jobs {
+		if j.fault != "" {
+			continue // the token means nothing
+		}
 		j.ids, j.mask = append(j.ids, ids[i]), append(j.mask, true)
 		switch {
 		case slices.Contains(m.cfg.EOS, ids[i]):
@@ -329,7 +420,7 @@ func (s *Source) retire() error {
 			s.active = append(still, s.active[k:]...)
 			return fmt.Errorf("scoring sequence %s: %w", j.ID, err)
 		}
-		j.seq.Close()
+		j.end()
 		s.done = append(s.done, f)
 	}
 	s.active = still

@@ -10,20 +10,30 @@ import (
 	"github.com/draftscope/draftscope/extract/safetensors"
 )
 
+// checkpoint is what is asked of weights: a [safetensors.Checkpoint].
+type checkpoint interface {
+	Names() []string
+	Info(name string) (safetensors.Info, bool)
+	Raw(name string) ([]byte, error)
+	Float32s(name string) ([]float32, error)
+	Fingerprint() string
+	Close() error
+}
+
 // loader brings tensors to the device and keeps count of what was asked for,
 // so that a checkpoint with more in it than the model uses is noticed.
 type loader struct {
 	dev     cuda.Device
-	ckpt    *safetensors.Checkpoint
+	ckpt    checkpoint
 	prefix  string // of everything but the head
 	used    map[string]bool
 	buffers []cuda.Buffer
 	err     error // the first; later calls do nothing
 }
 
-func newLoader(dev cuda.Device, ckpt *safetensors.Checkpoint) *loader {
+func newLoader(dev cuda.Device, ckpt checkpoint) *loader {
 	l := &loader{dev: dev, ckpt: ckpt, prefix: "model.", used: map[string]bool{}}
-	if _, ok := ckpt.Shape("model.language_model.embed_tokens.weight"); ok {
+	if _, ok := ckpt.Info("model.language_model.embed_tokens.weight"); ok {
 		l.prefix = "model.language_model." // a multimodal checkpoint
 	}
 	return l
@@ -50,29 +60,103 @@ func (l *loader) vector(name string, n int) cuda.Tensor {
 	return l.tensor(l.prefix+name, 1, n, n)
 }
 
+// part is rows lo..hi-1 of a matrix of rows rows that the file holds; all of
+// them where hi is 0.
+type part struct {
+	name         string
+	rows, lo, hi int
+}
+
+// stack loads parts, which have cols columns, as one matrix.
+func (l *loader) stack(cols int, parts ...part) cuda.Tensor {
+	rows := 0
+	for i := range parts {
+		if p := &parts[i]; p.hi == 0 {
+			p.hi = p.rows
+		}
+		rows += parts[i].hi - parts[i].lo
+	}
+	if l.err != nil {
+		return cuda.Tensor{}
+	}
+	for _, p := range parts {
+		if l.err = l.find(l.prefix+p.name, []int{p.rows, cols}); l.err != nil {
+			return cuda.Tensor{}
+		}
+	}
+	t, err := l.room(parts[0].name, rows, cols)
+	at := 0
+	for _, p := range parts {
+		if err == nil {
+			n := p.hi - p.lo
+			err = l.bring(t.RowRange(at, at+n), l.prefix+p.name, p.lo*cols)
+			at += n
+		}
+	}
+	l.err = err
+	return t
+}
+
+// load loads a whole tensor.
 func (l *loader) load(name string, rows, cols int, shape []int) (cuda.Tensor, error) {
+	if err := l.find(name, shape); err != nil {
+		return cuda.Tensor{}, err
+	}
+	t, err := l.room(name, rows, cols)
+	if err != nil {
+		return t, err
+	}
+	return t, l.bring(t, name, 0)
+}
+
+// find checks that the file has a tensor and stores it as shape.
+func (l *loader) find(name string, shape []int) error {
 	info, ok := l.ckpt.Info(name)
 	if !ok {
-		return cuda.Tensor{}, fmt.Errorf("%w: tensor %q is missing; download the model again, or correct its config.json", ErrModel, name)
+		return fmt.Errorf("%w: tensor %q is missing; download the model again, or correct its config.json", ErrModel, name)
 	}
 	l.used[name] = true
 	if !slices.Equal(info.Shape, shape) {
-		return cuda.Tensor{}, fmt.Errorf("%w: tensor %q in %s has shape %v, config.json asks for %v", ErrModel, name, info.File, info.Shape, shape)
+		return fmt.Errorf("%w: tensor %q in %s has shape %v, config.json asks for %v", ErrModel, name, info.File, info.Shape, shape)
 	}
-	vals, err := l.ckpt.Float32s(name)
-	if err != nil {
-		return cuda.Tensor{}, err
-	}
-	buf, err := l.dev.New(len(vals))
+	return nil
+}
+
+// room is device memory of the model's own.
+func (l *loader) room(name string, rows, cols int) (cuda.Tensor, error) {
+	buf, err := l.dev.New(rows * cols)
 	if err != nil {
 		return cuda.Tensor{}, fmt.Errorf("loading tensor %q: %w", name, err)
 	}
 	l.buffers = append(l.buffers, buf)
-	t := cuda.Matrix(buf, rows, cols)
-	if err := l.dev.Upload(t, vals); err != nil {
-		return cuda.Tensor{}, fmt.Errorf("loading tensor %q: %w", name, err)
+	return cuda.Matrix(buf, rows, cols), nil
+}
+
+// bring fills t with the values from value first of a tensor. The file's bytes
+// go to the device as they are, but for F16.
+func (l *loader) bring(t cuda.Tensor, name string, first int) error {
+	info, _ := l.ckpt.Info(name)
+	n := t.Rows * t.Cols
+	as, raw := cuda.F32, info.DType == safetensors.F32
+	if info.DType == safetensors.BF16 {
+		as, raw = cuda.BF16, true
 	}
-	return t, nil
+	var err error
+	if raw {
+		var data []byte
+		if data, err = l.ckpt.Raw(name); err == nil {
+			err = l.dev.Load(t, data[first*as.Size():(first+n)*as.Size()], as)
+		}
+	} else {
+		var values []float32
+		if values, err = l.ckpt.Float32s(name); err == nil {
+			err = l.dev.Upload(t, values[first:first+n])
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("loading tensor %q: %w", name, err)
+	}
+	return nil
 }
 
 // skip marks a tensor as known and not needed.

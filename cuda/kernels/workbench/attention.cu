@@ -34,22 +34,29 @@ __global__ void plain_attention(const bf16* q, const bf16* ck, const bf16* cv, c
   for (int d = 0; d < 4; d++) out[(size_t)row * kQ * kDim + head * kDim + lane + 32 * d] = total == 0 ? 0 : o[d] / total;
 }
 
+// cut is the tiles of 16 rows, the last one what is left.
+static std::vector<int2> cut(long rows) {
+  std::vector<int2> t;
+  for (long r = 0; r < rows; r += 16) t.push_back(make_int2((int)r, (int)std::min(16l, rows - r)));
+  return t;
+}
+
 struct Problem {
   long rows, ctx, blk;
   Device<bf16> q, ck, cv, bk, bv, out;
   Device<int4> spans;
-  Device<int> odd{1};
+  Device<int2> tiles;
   TensorMap qm, ckm, cvm, bkm, bvm;
   Problem(long rows, long ctx, long blk, const std::vector<int4>& s)
       : rows(rows), ctx(ctx), blk(blk), q(rows * kQ * kDim), ck(ctx * kKV * kDim), cv(ctx * kKV * kDim), bk(blk * kKV * kDim),
-        bv(blk * kKV * kDim), out(rows * kQ * kDim), spans(s), qm(q, rows, kQ * kDim, kQ * kDim, 16), ckm(ck, ctx, kKV * kDim, kKV * kDim),
-        cvm(cv, ctx, kKV * kDim, kKV * kDim), bkm(bk, blk, kKV * kDim, kKV * kDim), bvm(bv, blk, kKV * kDim, kKV * kDim) {
+        bv(blk * kKV * kDim), out(rows * kQ * kDim), spans(s), tiles(cut(rows)), qm(q, rows, kQ * kDim, kQ * kDim, 16), ckm(ck, ctx, kKV * kDim, kKV * kDim),
+        cvm(cv, ctx, kKV * kDim, kKV * kDim), bkm(bk, std::max(blk, 1l), kKV * kDim, kKV * kDim), bvm(bv, std::max(blk, 1l), kKV * kDim, kKV * kDim) {
     normal(q, q.n, 1.5f, 1), normal(ck, ck.n, 1, 2), normal(cv, cv.n, 1, 3), normal(bk, bk.n, 1, 4), normal(bv, bv.n, 1, 5);
-    CHECK(cudaFuncSetAttribute(fast_attention, cudaFuncAttributeMaxDynamicSharedMemorySize, kAttentionShared));
+    CHECK(cudaFuncSetAttribute(fast_attention_128, cudaFuncAttributeMaxDynamicSharedMemorySize, kAttentionShared128));
   }
   void fast() {
-    fast_attention<<<dim3((rows + 15) / 16, kKV), 160, kAttentionShared>>>(qm, ckm, cvm, bkm, bvm, spans, out, kQ * kDim, rows,
-                                                                         1 / std::sqrt((double)kDim), odd, 1);
+    fast_attention_128<<<dim3(tiles.n, kKV), 160, kAttentionShared128>>>(qm, ckm, cvm, bkm, bvm, spans, tiles, out, kQ * kDim, kQ / kKV, 16,
+                                                                       1 / std::sqrt((double)kDim));
   }
 };
 
@@ -129,6 +136,29 @@ int main(int argc, char** argv) {
         printf("ctx %ld anchors %ld window %d: naive %.2f ms, fast %.4f ms, %.0f TFLOP/s\n", ctx, blocks, window, slow, ms, flop / ms / 1e9);
       }
   }
+  if (!small)
+    for (auto [batch, prompt] : {std::pair<long, long>{32, 512}, {8, 4096}, {1, 32768}, {32, 1}}) {
+      // Causal: prompt new rows of each sequence, and before them, where a row is
+      // decoded, 512 others.
+      const long past = prompt == 1 ? 512 : 0, each = (past + prompt + 63) / 64 * 64;
+      std::vector<int4> spans;
+      double keys = 0;
+      for (long b = 0; b < batch; b++)
+        for (long i = 0; i < prompt; i++) spans.push_back(make_int4(b * each, b * each + past + i + 1, 0, 0)), keys += past + i + 1;
+      Problem p(batch * prompt, batch * each, 0, spans);
+      std::vector<int2> tiles = cut(p.rows);
+      if (prompt == 1) {
+        tiles.clear();
+        for (long b = 0; b < batch; b++) tiles.push_back(make_int2(b, 1));
+      }
+      Device<int2> own(tiles);
+      float ms = median_ms([&] {
+        fast_attention_128<<<dim3(own.n, kKV), 160, kAttentionShared128>>>(p.qm, p.ckm, p.cvm, p.bkm, p.bvm, p.spans, own, p.out, kQ * kDim,
+                                                                          kQ / kKV, 16, 0.0883883);
+      });
+      printf("causal %ld x %ld, %ld before: %.4f ms, %.0f TFLOP/s, %.2f TB/s of keys and values\n", batch, prompt, past, ms,
+             4.0 * kQ * kDim * keys / ms / 1e9, batch * each * kKV * kDim * 4.0 / ms / 1e9);
+    }
   printf(failures ? "%d FAILED\n" : "all checks hold\n", failures);
   return failures != 0;
 }

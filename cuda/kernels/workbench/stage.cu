@@ -38,7 +38,8 @@ struct Stage {
   Device<u64> best;
   Device<unsigned> ranks;
   Device<float> label_logit, lse, logits;
-  Device<int> ids, rank, odd;
+  Device<int> ids, rank;
+  Device<int2> tiles;  // of attention's rows: the blocks
   std::vector<TensorMap*> maps;
   TensorMap *qm, *ckm[L], *cvm[L], *bkm, *bvm, *zm, *wm;
   Lt::Plan fc_plan, kv_plan, qkv_plan, o_plan, gu_plan, down_plan;
@@ -51,7 +52,10 @@ struct Stage {
         gu_w{Device<bf16>(2 * FF * H), Device<bf16>(2 * FF * H), Device<bf16>(2 * FF * H), Device<bf16>(2 * FF * H), Device<bf16>(2 * FF * H)},
         fc_out(n * H), ctx(n * H), ctx_kv(n * L * KV2), x(m * H), u(m * H), qkv(m * QKV), att(m * QH * HD), gu(m * 2 * FF), act(m * FF),
         z(rows * H), ctx_table(n * 64), table(m * 64), parts((V + 255) / 256 * rows), best(rows * K), ranks(rows), label_logit(rows), lse(rows),
-        logits(rows * K), ids(rows * K), rank(rows), odd(1) {
+        logits(rows * K), ids(rows * K), rank(rows), tiles(m / B) {
+    std::vector<int2> blocks;
+    for (long b = 0; b < m / B; b++) blocks.push_back(make_int2((int)(b * B), (int)B));
+    tiles.put(blocks);
     for (long l = 0; l < L; l++) {
       const auto& w = g.layers[l];
       copy(ctx_kv_w + l * KV2 * H, w.k, KV2 / 2 * H), copy(ctx_kv_w + l * KV2 * H + KV2 / 2 * H, w.v, KV2 / 2 * H);
@@ -65,7 +69,7 @@ struct Stage {
     bkm = new TensorMap(qkv + QH * HD, m, KVH * HD, QKV);
     bvm = new TensorMap(qkv + (QH + KVH) * HD, m, KVH * HD, QKV);
     zm = new TensorMap(z, rows, H, H), wm = new TensorMap(g.head, V, H, H);
-    CHECK(cudaFuncSetAttribute(fast_attention, cudaFuncAttributeMaxDynamicSharedMemorySize, kAttentionShared));
+    CHECK(cudaFuncSetAttribute(fast_attention_128, cudaFuncAttributeMaxDynamicSharedMemorySize, kAttentionShared128));
     CHECK(cudaFuncSetAttribute(fast_head, cudaFuncAttributeMaxDynamicSharedMemorySize, kHeadShared));
     CHECK(cudaFuncSetAttribute(fast_head_begin, cudaFuncAttributeMaxDynamicSharedMemorySize, kBeginShared));
     fc_plan = lt.plan(g.taps, g.fc, fc_out, n, H, TAPS * H, false);
@@ -104,8 +108,8 @@ struct Stage {
     fast_norm_rope<<<(m * (QH + KVH) + 7) / 8, 256, 0, s>>>(qkv, QKV, 0, g.layers[l].qn, QH, g.layers[l].kn, KVH, table, m, kEps);
   }
   void attention(long l, cudaStream_t s) {
-    fast_attention<<<dim3(m / B, KVH), 160, kAttentionShared, s>>>(*qm, *ckm[l], *cvm[l], *bkm, *bvm, g.spans, att, QH * HD, m,
-                                                                  1 / std::sqrt((double)HD), odd, 1);
+    fast_attention_128<<<dim3(m / B, KVH), 160, kAttentionShared128, s>>>(*qm, *ckm[l], *cvm[l], *bkm, *bvm, g.spans, tiles, att, QH * HD,
+                                                                        QH / KVH, B, 1 / std::sqrt((double)HD));
   }
   void silu(cudaStream_t s) { fast_silu_mul<<<(m * FF / 8 + 255) / 256, 256, 0, s>>>(act, gu, m, FF); }
   void draft(cudaStream_t s) {
