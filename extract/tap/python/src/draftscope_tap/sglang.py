@@ -94,9 +94,12 @@ def _ended(_out: Any, _scheduler: Any, batch: Any, *args: Any, **kwargs: Any) ->
 
 def attach(runner: Any, socket: str, options: Mapping[str, Any]) -> "RunnerTap | None":
     """Taps a model runner whose model is loaded, on the first rank."""
-    from sglang.srt.distributed import get_tensor_model_parallel_rank
+    from sglang.srt.runtime_context import get_parallel
 
-    if get_tensor_model_parallel_rank() != 0:
+    parallel = get_parallel()
+    if parallel.pp_size > 1:
+        raise NotImplementedError("pipeline parallelism: a stage has the states of its own layers only")
+    if parallel.tp_rank != 0:
         return None
     options = dict(options)
     states, rows, label = options.pop("states", None), options.pop("rows", None), options.pop("label", None)
@@ -107,8 +110,8 @@ def attach(runner: Any, socket: str, options: Mapping[str, Any]) -> "RunnerTap |
         client.close(1.0)
         log.error("no daemon at %s, and no states were named: nothing is captured", socket)
         return None
-    args = runner.server_args
-    rows = rows or max(args.chunked_prefill_size or 0, args.max_prefill_tokens or 0, 8192) + 2048
+    most = (getattr(runner.server_args, name, None) for name in ("chunked_prefill_size", "max_prefill_tokens"))
+    rows = rows or max(8192, *(n or 0 for n in most)) + 2048
     return RunnerTap(runner, Steps(client, states), rows)
 
 
