@@ -11,7 +11,8 @@ whatever drafter there is.
 
 Requests with rows are those of the scheduler's batch; drafts are rows of a
 verification, and are held back until the request's next position tells how
-many were accepted. Trees of drafts are not captured.
+many were accepted. Trees of drafts are not captured. Ids and positions are
+read from the device as the pass is launched, which waits for it.
 """
 
 from __future__ import annotations
