@@ -93,29 +93,6 @@ func CheckRMSNorm(dst, x, w Tensor) error {
 	return nil
 }
 
-// CheckRoPE checks the operands of [Device.RoPE].
-func CheckRoPE(x Tensor, pos []int32, headDim, rotary int) error {
-	const op = "rope"
-	if err := valid(op, operand{"x", x}); err != nil {
-		return err
-	}
-	if headDim <= 0 || x.Cols%headDim != 0 {
-		return shapeError(op, "x %s in heads of %d", x, headDim)
-	}
-	return checkRotation(op, x, pos, headDim, rotary)
-}
-
-// checkRotation checks what RoPE needs beside its heads.
-func checkRotation(op string, x Tensor, pos []int32, headDim, rotary int) error {
-	if rotary < 0 || rotary > headDim || rotary%2 != 0 {
-		return shapeError(op, "%d rotary dims in heads of %d: want an even number, at most the head", rotary, headDim)
-	}
-	if len(pos) != x.Rows {
-		return shapeError(op, "%d positions for x %s", len(pos), x)
-	}
-	return nil
-}
-
 // Check checks the operands of [Device.NormRoPE].
 func (a NormRoPEArgs) Check(dst Tensor) error {
 	const op = "normrope"
@@ -128,7 +105,13 @@ func (a NormRoPEArgs) Check(dst Tensor) error {
 	if dst.Rows != a.X.Rows || dst.Cols != a.Heads*a.HeadDim || a.W.Rows != 1 || a.W.Cols != a.HeadDim {
 		return shapeError(op, "dst %s, x %s, w %s: want [T %d], [T N], [1 %d]", dst, a.X, a.W, a.Heads*a.HeadDim, a.HeadDim)
 	}
-	return checkRotation(op, a.X, a.Pos, a.HeadDim, a.Rotary)
+	if a.Rotary < 0 || a.Rotary > a.HeadDim || a.Rotary%2 != 0 {
+		return shapeError(op, "%d rotary dims in heads of %d: want an even number, at most the head", a.Rotary, a.HeadDim)
+	}
+	if len(a.Pos) != a.X.Rows {
+		return shapeError(op, "%d positions for x %s", len(a.Pos), a.X)
+	}
+	return nil
 }
 
 // Check checks the operands of [Device.Attention].

@@ -238,12 +238,10 @@ type Device interface {
 	// where w has one row of Cols values and gain is 0, or 1 for Qwen3.5's
 	// (1+w) norms. dst may be x.
 	RMSNorm(dst, x, w Tensor, eps, gain float32) error
-	// RoPE rotates the first rotary dims of each head of x [T, heads*headDim]
-	// in place, halves within the rotary dims (neox); row t is at pos[t].
-	RoPE(x Tensor, pos []int32, headDim, rotary int, theta float64) error
 	// NormRoPE gives every head of X RMSNorm and then RoPE, in one pass, and
-	// sets dst [T, Heads*HeadDim] to them. dst may be the heads of X
-	// themselves where Step is HeadDim, and else shares no memory with it.
+	// sets dst [T, Heads*HeadDim] to them: row t is rotated by Pos[t], halves
+	// within the rotary dims (neox). dst may be the heads of X themselves where
+	// Step is HeadDim, and else shares no memory with it.
 	NormRoPE(dst Tensor, args NormRoPEArgs) error
 	// Attention sets dst [M, QHeads*HeadDim] to softmax(q·kᵀ·scale + mask)·v.
 	Attention(dst Tensor, args AttentionArgs) error

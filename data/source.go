@@ -81,11 +81,13 @@ func (d *Dataset) Replay(run string, cfg ReplayConfig) (*ReplaySource, error) {
 // that sequence's last. The caller releases the record. At the end it returns
 // io.EOF.
 func (s *ReplaySource) Next(ctx context.Context) (seq string, rec arrow.Record, last bool, err error) {
-	for len(s.queue) == 0 {
-		if err := ctx.Err(); err != nil {
-			return "", nil, false, err
+	if len(s.queue) == 0 {
+		q, err := s.Sequence(ctx)
+		if err == nil {
+			s.seq = q.SeqID
+			err = s.enqueue(q)
 		}
-		if err := s.load(); err != nil {
+		if err != nil {
 			return "", nil, false, err
 		}
 	}
@@ -93,36 +95,58 @@ func (s *ReplaySource) Next(ctx context.Context) (seq string, rec arrow.Record, 
 	return s.seq, rec, len(s.queue) == 0, nil
 }
 
-// load queues the records of the next sequence, or moves to the next part.
-func (s *ReplaySource) load() error {
+// StoredSequence is one stored capture as a whole.
+type StoredSequence struct {
+	schemas.Sequence
+	Tokens []schemas.Token
+	// States holds a raw matrix [length, hidden] of the run's dtype for each
+	// of the run's states, in their order. The caller owns it.
+	States [][]byte
+}
+
+// Sequence returns the next sequence whole, without making records of it. At
+// the end it returns io.EOF. Records of [ReplaySource.Next] that were not
+// fetched yet are not in it.
+func (s *ReplaySource) Sequence(ctx context.Context) (q StoredSequence, err error) {
+	for ok := false; !ok; {
+		if err := ctx.Err(); err != nil {
+			return q, err
+		}
+		if q, ok, err = s.load(); err != nil {
+			return q, err
+		}
+	}
+	return q, nil
+}
+
+// load reads the next sequence, or moves to the next part.
+func (s *ReplaySource) load() (q StoredSequence, ok bool, err error) {
 	if s.part == nil {
 		if len(s.parts) == 0 {
-			return io.EOF
+			return q, false, io.EOF
 		}
 		path := s.parts[0]
 		s.parts = s.parts[1:]
 		part, err := openReplayPart(s.root, s.run, path)
 		if err != nil {
-			return s.damaged(path, err)
+			return q, false, s.damaged(path, err)
 		}
 		s.part = part
 	}
 	if s.part.done() {
 		err := s.part.Close()
 		s.part = nil
-		return err
+		return q, false, err
 	}
-	seq := s.part.sequences[0]
-	if s.cfg.Want != nil && !s.cfg.Want(seq.SeqID) {
+	q.Sequence = s.part.sequences[0]
+	if s.cfg.Want != nil && !s.cfg.Want(q.SeqID) {
 		s.part.skip()
-		return nil
+		return q, false, nil
 	}
-	tokens, states, err := s.part.read()
-	if err != nil {
-		return s.damaged(s.part.states.path, fmt.Errorf("replaying sequence %s: %w", seq.SeqID, err))
+	if q.Tokens, q.States, err = s.part.read(); err != nil {
+		return q, false, s.damaged(s.part.states.path, fmt.Errorf("replaying sequence %s: %w", q.SeqID, err))
 	}
-	s.seq = seq.SeqID
-	return s.enqueue(seq, tokens, states)
+	return q, true, nil
 }
 
 // damaged reports err, or returns it when nobody asked for reports.
@@ -134,23 +158,23 @@ func (s *ReplaySource) damaged(path string, err error) error {
 	return nil
 }
 
-func (s *ReplaySource) enqueue(seq schemas.Sequence, tokens []schemas.Token, states [][]byte) error {
+func (s *ReplaySource) enqueue(q StoredSequence) error {
 	spec := schemas.CaptureSpec{Run: s.run.Name, Hidden: s.run.Hidden, Layers: s.run.Layers, States: s.run.States, DType: s.run.DType}
 	width := spec.Hidden * spec.DType.Size()
-	for lo := 0; lo < len(tokens); lo += s.cfg.BatchRows {
-		hi := min(lo+s.cfg.BatchRows, len(tokens))
-		c := schemas.Capture{Spec: spec, Tokens: tokens[lo:hi]}
-		for _, raw := range states {
+	for lo := 0; lo < len(q.Tokens); lo += s.cfg.BatchRows {
+		hi := min(lo+s.cfg.BatchRows, len(q.Tokens))
+		c := schemas.Capture{Spec: spec, Tokens: q.Tokens[lo:hi]}
+		for _, raw := range q.States {
 			c.States = append(c.States, raw[lo*width:hi*width])
 		}
 		rec, err := schemas.CaptureRecord(s.cfg.Allocator, c)
 		if err != nil {
-			return fmt.Errorf("replaying sequence %s: %w", seq.SeqID, err)
+			return fmt.Errorf("replaying sequence %s: %w", q.SeqID, err)
 		}
 		s.queue = append(s.queue, rec)
 	}
 	env := schemas.Envelope{Table: schemas.TableSequences, Run: s.run.Name}
-	s.queue = append(s.queue, schemas.Record(s.cfg.Allocator, env, []schemas.Sequence{seq}))
+	s.queue = append(s.queue, schemas.Record(s.cfg.Allocator, env, []schemas.Sequence{q.Sequence}))
 	return nil
 }
 

@@ -168,14 +168,25 @@ func ReadCapture(rec arrow.Record) (Capture, error) {
 
 // AppendFloats appends the values of raw, which are of dtype d, to dst.
 func (d DType) AppendFloats(dst []float32, raw []byte) []float32 {
-	if d == BF16 {
-		for i := 0; i+1 < len(raw); i += 2 {
-			dst = append(dst, math.Float32frombits(uint32(binary.LittleEndian.Uint16(raw[i:]))<<16))
+	at, n := len(dst), len(raw)/d.Size()
+	dst = slices.Grow(dst, n)[:at+n]
+	out := dst[at:]
+	if d != BF16 {
+		for i := range out {
+			out[i] = math.Float32frombits(binary.LittleEndian.Uint32(raw[4*i:]))
 		}
 		return dst
 	}
-	for i := 0; i+3 < len(raw); i += 4 {
-		dst = append(dst, math.Float32frombits(binary.LittleEndian.Uint32(raw[i:])))
+	for len(out) >= 4 && len(raw) >= 8 {
+		v := binary.LittleEndian.Uint64(raw)
+		out[0] = math.Float32frombits(uint32(v) << 16)
+		out[1] = math.Float32frombits(uint32(v) & 0xffff0000)
+		out[2] = math.Float32frombits(uint32(v>>32) << 16)
+		out[3] = math.Float32frombits(uint32(v>>32) & 0xffff0000)
+		out, raw = out[4:], raw[8:]
+	}
+	for i := range out {
+		out[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(raw[2*i:])) << 16)
 	}
 	return dst
 }

@@ -6,27 +6,41 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/draftscope/draftscope/cuda"
 	"github.com/draftscope/draftscope/cuda/gpu"
 	"github.com/draftscope/draftscope/data"
 	"github.com/draftscope/draftscope/data/similar"
-	"github.com/draftscope/draftscope/drafter/diagnose"
 	"github.com/draftscope/draftscope/schemas"
 )
 
-const compareHelp = `usage: draftscope compare A B [--backend cpu|cuda|auto] [--json]
+const compareHelp = `usage: draftscope compare A B [--target T [--drafter NAME=DIR]...]
+                                [--backend cpu|cuda|auto] [--json]
+       draftscope compare DATASET[:RUN] --drafters A,B [--json]
+       draftscope compare DRAFTER-DIR DRAFTER-DIR [--json]
 
 Compares two captures of the same ids, made by two engines, dtypes, devices or
 quantisations: cosine, relative distance and largest difference of every state
 that both record, row by row, and where the two part first. A and B are DATASET
 or DATASET:RUN. The rows go into the table similarity of A's dataset, where
-"draftscope query" finds them.
+"draftscope query" finds them and "draftscope report --html" draws them. With
+--target the final states go through the target's head: KL, equal answers, and
+where they part; with --drafter each drafter is put on both captures.
+
+With --drafters it compares two drafters that were replayed over one capture:
+paired differences with intervals by slot, setting, tag, length and distance
+from the prompt, wins, and what one fails on that the other does not.
+
+Two folders of weights are compared by what does not depend on scale: cosines,
+spectra, use of the taps; a scale that a norm takes out is called a gauge.
 
 examples:
   draftscope compare ds:fp32 ds:bf16
-  draftscope compare here there --json
+  draftscope compare here there --target ./Qwen3-8B --drafter v1=./v1
+  draftscope compare ds --drafters v1,v2
+  draftscope compare ./v1 ./v2 --json
 `
 
 // captureRef is one side of a comparison.
@@ -36,25 +50,41 @@ type captureRef struct {
 	label string
 }
 
-func cmdCompare(ctx context.Context, args []string, out streams) (err error) {
+func cmdCompare(ctx context.Context, args []string, out streams) error {
+	var f jobFlags
 	flags := newFlags("compare", compareHelp, out)
 	asJSON := flags.Bool("json", false, "print JSON")
-	f := jobFlags{
-		backend:   oneOfFlag(flags, "backend", "cpu", "what compares: cpu, cuda or auto `NAME`", "cuda", "auto"),
-		precision: &oneOf{value: gpu.F32.String()},
-	}
+	names := flags.String("drafters", "", "compare the drafters `A,B` of one capture")
+	flags.StringVar(&f.target, "target", "", "the target's model `DIR` (demo: the shipped one), for its answers")
+	flags.Var(&f.drafters, "drafter", "put a drafter on both captures, `NAME=DIR`; give it once for each")
+	f.backend = oneOfFlag(flags, "backend", "cpu", "what compares: cpu, cuda or auto `NAME`", "cuda", "auto")
+	f.precision = &oneOf{value: gpu.F32.String()}
 	rest, err := parse(flags, args)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	if len(rest) != 2 {
+	case *names != "" && len(rest) == 1 && f.target == "" && len(f.drafters) == 0:
+		return compareDrafters(ctx, rest[0], *names, *asJSON, out)
+	case *names != "":
+		return badUsage("--drafters A,B compares two drafters of one capture: name one dataset, and no --target or --drafter")
+	case len(rest) != 2:
 		return badUsage("compare wants two captures, A and B, and got %d", len(rest))
+	case len(f.drafters) > 0 && f.target == "":
+		return badUsage("--drafter needs --target, whose embedding and head it uses")
+	case f.target == "" && isModel(rest[0]) && isModel(rest[1]):
+		return compareWeights(rest[0], rest[1], *asJSON, out)
 	}
-	a, err := captureOf(rest[0])
+	return comparePair(ctx, newJob(f, out), rest[0], rest[1], *asJSON)
+}
+
+// comparePair compares two captures.
+func comparePair(ctx context.Context, j *job, refA, refB string, asJSON bool) (err error) {
+	defer func() { err = errors.Join(err, j.opened.Close()) }()
+	a, err := captureOf(refA)
 	if err != nil {
 		return err
 	}
-	b, err := captureOf(rest[1])
+	b, err := captureOf(refB)
 	if err != nil {
 		return err
 	}
@@ -62,26 +92,61 @@ func cmdCompare(ctx context.Context, args []string, out streams) (err error) {
 	case a.dir == b.dir && a.run.Name == b.run.Name:
 		return badUsage("A and B are the same capture")
 	case a.run.Hidden != b.run.Hidden:
-		return badUsage("the states of %s have %d values and those of %s %d: they are not of one model", rest[0], a.run.Hidden, rest[1], b.run.Hidden)
+		return badUsage("the states of %s have %d values and those of %s %d: they are not of one model", refA, a.run.Hidden, refB, b.run.Hidden)
 	case a.label == b.label:
 		a.label, b.label = filepath.Base(a.dir)+":"+a.label, filepath.Base(b.dir)+":"+b.label
 	}
-	dev, err := newJob(f, out).newDevice(1)
+	out := struct {
+		*similar.Comparison
+		Head    *headComparison `json:"head,omitempty"`
+		Effects []draftEffect   `json:"drafters,omitempty"`
+	}{}
+	if j.target != "" {
+		if out.Head, err = j.headOf(a, b); err != nil {
+			return err
+		}
+	}
+	dev, err := j.newDevice(1)
 	if err != nil {
 		return err
 	}
-	m := measure{dev: dev}
-	defer func() { err = errors.Join(err, m.close()) }()
-	c, path, err := compareCaptures(ctx, a, b, m.rows)
-	if err != nil {
+	rows := measure{dev: dev}
+	defer func() { err = errors.Join(err, rows.close()) }()
+	var path string
+	if out.Comparison, path, err = compareCaptures(ctx, a, b, rows.rows, out.Head); err != nil {
 		return err
 	}
-	fmt.Fprintf(out.stderr, "wrote %s\n", path)
-	if *asJSON {
-		return writeJSON(out.stdout, c)
+	fmt.Fprintf(j.out.stderr, "wrote %s\n", path)
+	if out.Effects, err = j.effects(ctx, a, b); err != nil {
+		return err
 	}
-	_, err = io.WriteString(out.stdout, c.String())
+	if asJSON {
+		return writeJSON(j.out.stdout, out)
+	}
+	text := []string{out.String()}
+	if out.Head != nil {
+		text = append(text, out.Head.String())
+	}
+	for _, e := range out.Effects {
+		text = append(text, e.String())
+	}
+	_, err = io.WriteString(j.out.stdout, strings.Join(text, ""))
 	return err
+}
+
+// headOf opens the target for a comparison of two captures' answers.
+func (j *job) headOf(a, b captureRef) (*headComparison, error) {
+	if err := j.openTarget(j.target); err != nil {
+		return nil, err
+	}
+	host := hostOf(j.model)
+	switch n := host.Layers; {
+	case a.run.Hidden != host.Hidden:
+		return nil, badUsage("the states of %s have %d values and those of target %s %d: they are not of one model", a.label, a.run.Hidden, j.place.label, host.Hidden)
+	case !slices.Contains(a.run.States, n) || !slices.Contains(b.run.States, n):
+		return nil, badUsage("--target needs the final state %d in both captures; %s has %v and %s %v", n, a.label, a.run.States, b.label, b.run.States)
+	}
+	return &headComparison{host: host, dev: j.dev}, nil
 }
 
 // captureOf finds DATASET or DATASET:RUN.
@@ -91,16 +156,8 @@ func captureOf(ref string) (captureRef, error) {
 	return captureRef{filepath.Clean(dir), r, r.Name}, err
 }
 
-// compareCaptures goes through both captures side by side. Where their orders
-// differ, what came early waits for its other half.
-func compareCaptures(ctx context.Context, a, b captureRef, rows similar.Rows) (_ *similar.Comparison, path string, err error) {
-	sources := [2]*sequenceReader{}
-	for i, ref := range []captureRef{a, b} {
-		if sources[i], err = readSequences(ref); err != nil {
-			return nil, "", err
-		}
-		defer func() { err = errors.Join(err, sources[i].close()) }()
-	}
+// compareCaptures goes through both captures side by side; head may be nil.
+func compareCaptures(ctx context.Context, a, b captureRef, rows similar.Rows, head *headComparison) (_ *similar.Comparison, path string, err error) {
 	w, err := similar.Create(a.dir, a.label, b.label)
 	if err != nil {
 		return nil, "", dataError(err)
@@ -111,37 +168,22 @@ func compareCaptures(ctx context.Context, a, b captureRef, rows similar.Rows) (_
 		}
 	}()
 	c := similar.New(a.label, b.label, a.run.Hidden, rows)
-	waiting := [2]map[string]similar.Sequence{{}, {}}
-	done := [2]bool{}
-	for side := 0; !done[0] || !done[1]; side = 1 - side {
-		if done[side] {
-			continue
-		}
-		q, err := sources[side].next(ctx)
-		if errors.Is(err, io.EOF) {
-			done[side] = true
-			continue
-		}
+	c.OnlyA, c.OnlyB, err = eachPair(ctx, a, b, comparePassBytes, func(x, y similar.Sequence) error {
+		compared, err := c.Add(x, y)
 		if err != nil {
-			return nil, "", err
+			return err
 		}
-		other, ok := waiting[1-side][q.ID]
-		if !ok {
-			waiting[side][q.ID] = q
-			continue
+		if err := w.Write(compared); err != nil {
+			return dataError(err)
 		}
-		delete(waiting[1-side], q.ID)
-		pair := [2]similar.Sequence{}
-		pair[side], pair[1-side] = q, other
-		rows, err := c.Add(pair[0], pair[1])
-		if err != nil {
-			return nil, "", err
+		if head == nil {
+			return nil
 		}
-		if err := w.Write(rows); err != nil {
-			return nil, "", dataError(err)
-		}
+		return head.add(x, y)
+	})
+	if err != nil {
+		return nil, "", err
 	}
-	c.OnlyA, c.OnlyB = len(waiting[0]), len(waiting[1])
 	if c.Sequences == 0 {
 		return nil, "", badUsage("%s and %s have no sequence in common", a.label, b.label)
 	}
@@ -204,44 +246,3 @@ func (m *measure) close() error {
 	}
 	return m.dev.Close()
 }
-
-// sequenceReader yields a run's sequences whole.
-type sequenceReader struct {
-	ds     *data.Dataset
-	source *data.ReplaySource
-}
-
-func readSequences(ref captureRef) (*sequenceReader, error) {
-	ds, err := data.Open(ref.dir)
-	if err != nil {
-		return nil, dataError(err)
-	}
-	source, err := ds.Replay(ref.run.Name, data.ReplayConfig{})
-	if err != nil {
-		return nil, errors.Join(dataError(err), ds.Close())
-	}
-	return &sequenceReader{ds, source}, nil
-}
-
-func (r *sequenceReader) next(ctx context.Context) (similar.Sequence, error) {
-	open := diagnose.Sequence{States: map[int][]float32{}}
-	for {
-		id, rec, last, err := r.source.Next(ctx)
-		if err != nil {
-			if errors.Is(err, io.EOF) {
-				return similar.Sequence{}, io.EOF
-			}
-			return similar.Sequence{}, dataError(err)
-		}
-		err = takeRecord(&open, rec)
-		rec.Release()
-		if err != nil {
-			return similar.Sequence{}, fmt.Errorf("reading sequence %s: %w", id, err)
-		}
-		if last {
-			return similar.Sequence{ID: id, Tokens: open.Tokens, States: open.States}, nil
-		}
-	}
-}
-
-func (r *sequenceReader) close() error { return errors.Join(r.source.Close(), r.ds.Close()) }

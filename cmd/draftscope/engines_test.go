@@ -296,6 +296,7 @@ func (b *rig) until(engine, daemon *process, ok func() bool) {
 // beat is what an engine that serves forever says of a batch.
 type beat struct {
 	N                 int
+	Seconds           float64 // that the batch took
 	TokensPerSecond   float64 `json:"tokens_per_second"`
 	Connected, Mapped bool
 	Counts            tapCounts
@@ -312,6 +313,7 @@ func TestAKilledDaemonDoesNotStopServingAndANewOneGoesOn(t *testing.T) {
 	}
 	b.until(engine, daemon, at(2))
 	with := last[beat](t, engine)
+	time.Sleep(time.Duration(with.Seconds / 2 * float64(time.Second))) // into the next batch
 	daemon.kill()
 	b.until(engine, daemon, at(with.N+4))
 	without := last[beat](t, engine)
@@ -354,7 +356,7 @@ func TestAKilledEngineLeavesTombstonesAndNoMapping(t *testing.T) {
 	if !mapped() {
 		t.Fatal("the daemon has no ring mapped while the engine serves")
 	}
-	time.Sleep(300 * time.Millisecond) // into the next batch
+	time.Sleep(time.Duration(last[beat](t, engine).Seconds / 2 * float64(time.Second))) // into the next batch
 	engine.kill()
 	for end := time.Now().Add(10 * time.Second); mapped(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {

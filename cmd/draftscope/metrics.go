@@ -27,6 +27,8 @@ type monitor struct {
 	// more, where set, adds what else this process does: metrics, and lines
 	// for people.
 	more func(status io.Writer) []metric
+	// live, where set, is the page that follows the dataset.
+	live *live
 }
 
 type watched struct {
@@ -76,6 +78,31 @@ func (m *monitor) committed(c pipeline.Commit) {
 	h.sum += s
 	h.total++
 	m.stored[c.Stream] += c.Bytes
+}
+
+// commitCount counts all commits so far.
+func (m *monitor) commitCount() (n int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, h := range m.commits {
+		n += h.total
+	}
+	return n
+}
+
+// now is what the sessions have done, in one line, without asking the server.
+func (m *monitor) now() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var parts []string
+	for _, w := range m.sessions {
+		p := w.session.Progress()
+		parts = append(parts, fmt.Sprintf("run %s: %d sequences stored, results of %d, %d set aside", w.run, p.Stored, p.ResultsStored, p.Faults))
+	}
+	if len(parts) == 0 {
+		return "no run is going"
+	}
+	return strings.Join(parts, "; ")
 }
 
 // metric is one family of the text format.
@@ -293,7 +320,15 @@ func serveHTTP(addr string, say func(string, ...any), m *monitor) (closeHTTP fun
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 		_ = writeMetrics(w, m.metrics(r.Context())) // the reader is gone
 	})
+	if m.live != nil {
+		m.live.register(mux)
+	}
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
+		// A browser gets the page for eyes, everything else the plain one.
+		if m.live != nil && strings.Contains(r.Header.Get("Accept"), "text/html") {
+			http.Redirect(w, r, "/live", http.StatusSeeOther)
+			return
+		}
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		writeStatus(w, m.look(r.Context()))
 		if m.more != nil {
@@ -309,5 +344,14 @@ func serveHTTP(addr string, say func(string, ...any), m *monitor) (closeHTTP fun
 		}
 	}()
 	say("metrics at http://%s/metrics, status at http://%s/", l.Addr(), l.Addr())
-	return func() { srv.Close(); <-done }, nil
+	if m.live != nil {
+		say("the report, live: http://%s/live", l.Addr())
+	}
+	return func() {
+		srv.Close()
+		<-done
+		if m.live != nil {
+			m.live.close()
+		}
+	}, nil
 }

@@ -11,11 +11,14 @@ import (
 	"github.com/draftscope/draftscope/data/report"
 )
 
-const reportHelp = `usage: draftscope report --dataset DIR [--run R] [--json] [--html FILE]
+const reportHelp = `usage: draftscope report --dataset DIR [--run R] [--json] [--html FILE] [--target T]
 
 Prints what a dataset says about its drafters: accuracy by slot, acceptance by
 method and budget, losses, and drafter against drafter with 95 % intervals.
---html writes the same with plots, as one file that needs nothing else.
+--html writes the same with plots, as one file that needs nothing else: the
+leader board, slots, budgets against their cost, acceptance over time and by tag,
+compared captures, and a few texts coloured by what became of each draft. Their
+words need the target's tokenizer; without it they are numbers.
 
 examples:
   draftscope report --dataset ds
@@ -29,35 +32,51 @@ func cmdReport(ctx context.Context, args []string, out streams) error {
 	run := flags.String("run", "", "only the run of this `NAME`")
 	asJSON := flags.Bool("json", false, "print JSON")
 	html := flags.String("html", "", "also write an HTML `FILE`")
+	target := flags.String("target", "", "the target's model `DIR`, for the words of the texts (default: where each run was captured from)")
 	if err := parseNone(flags, args); err != nil {
 		return err
 	}
-	return writeReport(ctx, out, *dir, *run, *asJSON, *html)
+	return writeReport(ctx, out, reportJob{dir: *dir, run: *run, json: *asJSON, html: *html, target: *target})
 }
 
-func writeReport(ctx context.Context, out streams, dir, run string, asJSON bool, html string) error {
-	db, err := openQuietly(ctx, dir) // what it leaves out is in the report
+// reportJob is what a report is written of, and how.
+type reportJob struct {
+	dir, run string
+	json     bool
+	html     string // a file, "" for none
+	target   string
+}
+
+// readTexts is how many sequences of a run a page reads token by token.
+const readTexts = 3
+
+func writeReport(ctx context.Context, out streams, r reportJob) error {
+	db, err := openQuietly(ctx, r.dir) // what it leaves out is in the report
 	if err != nil {
 		return err
 	}
 	defer db.Close()
-	r, err := report.Build(ctx, db, report.Options{Run: run})
+	opt := report.Options{Run: r.run}
+	if r.html != "" {
+		opt.Texts, opt.Decode = readTexts, decoder(r.dir, r.target)
+	}
+	built, err := report.Build(ctx, db, opt)
 	if err != nil {
 		if errors.Is(err, report.ErrNoRun) {
 			return badInput(err)
 		}
 		return err
 	}
-	if html != "" {
-		if err := writeFile(html, func(f *os.File) error { return report.WriteHTML(f, r) }); err != nil {
+	if r.html != "" {
+		if err := writeFile(r.html, func(f *os.File) error { return report.WriteHTML(f, built) }); err != nil {
 			return err
 		}
-		fmt.Fprintf(out.stderr, "wrote %s\n", html)
+		fmt.Fprintf(out.stderr, "wrote %s\n", r.html)
 	}
-	if asJSON {
-		return report.WriteJSON(out.stdout, r)
+	if r.json {
+		return report.WriteJSON(out.stdout, built)
 	}
-	return report.WriteText(out.stdout, r)
+	return report.WriteText(out.stdout, built)
 }
 
 // writeFile writes a file whole, or leaves what was there.
@@ -82,7 +101,7 @@ func (j *job) report(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return exitError{exitPartial, errors.New("stopped; the same command goes on from here")}
 	}
-	err := writeReport(ctx, j.out, j.ds.Dir(), j.run, j.json, "")
+	err := writeReport(ctx, j.out, reportJob{dir: j.ds.Dir(), run: j.run, json: j.json})
 	switch {
 	case errors.Is(err, query.ErrNoDuckDB):
 		return j.withoutReport(err)

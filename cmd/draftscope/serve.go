@@ -22,7 +22,8 @@ const serveHelp = `usage: draftscope serve [--listen HOST:PORT | --nats URL] [--
 Receives captures from other processes ("draftscope capture --stream-only"),
 gives them to drafter workers ("draftscope draft"), and stores all of it as a
 dataset. It runs a JetStream server of its own at --listen, or uses yours at
---nats, and serves metrics and a status page at --http.
+--nats, and serves metrics and a status page at --http; a browser finds the
+report there, which follows what is stored.
 
 The server has no passwords: let it listen where only friends are, or use a
 NATS server of your own with --nats.
@@ -165,6 +166,9 @@ func (s *storeJob) run(ctx context.Context, startServer func() error) (err error
 		if err := board.NoteSoftBytes(ctx, s.soft); err != nil {
 			return jobError(err)
 		}
+	}
+	if s.http != "" {
+		s.mon.live = newLive(s.ds.Dir(), s.mon.commitCount, s.mon.now, liveReport(s.ds.Dir()))
 	}
 	closeHTTP, err := serveHTTP(s.http, s.say, s.mon)
 	if err != nil {

@@ -37,7 +37,6 @@ func Run(t *testing.T, open Opener) {
 		{"Grow", testGrow},
 		{"Gemm", testGemm},
 		{"RMSNorm", testRMSNorm},
-		{"RoPE", testRoPE},
 		{"NormRoPE", testNormRoPE},
 		{"Attention", testAttention},
 		{"GateMul", testGateMul},

@@ -21,7 +21,6 @@ func RunBF16(t *testing.T, open Opener) {
 		{"Gemm", testGemmBF16},
 		{"Gemm of large weights", testGemmOfLargeWeights},
 		{"RMSNorm", testRMSNormBF16},
-		{"RoPE", testRoPEBF16},
 		{"NormRoPE", testNormRoPEBF16},
 		{"Attention", testAttentionBF16},
 		{"GateMul", testGateMulBF16},
@@ -138,15 +137,6 @@ func testRMSNormBF16(t *testing.T, l *lab) {
 			want, scale := rmsnormOracle(x, w, e, 1e-5, 1)
 			near16(t, l.get(t, dst), want, scale, rmsnormTolerance)
 		}
-	}
-}
-
-func testRoPEBF16(t *testing.T, l *lab) {
-	for _, lay := range layouts {
-		x, pos := random16(1, 9, 3*20), []int32{0, 1, 2, 3, 100, 1000, 70000, 131072, 262143}
-		m := l.in(lay).put(t, x, 60)
-		must(t, l.d.RoPE(m, pos, 20, 16, 1e7))
-		near16(t, l.in(lay).get(t, m), ropeOracle(x, pos, 60, 20, 16, 1e7), nil, ropeTolerance)
 	}
 }
 

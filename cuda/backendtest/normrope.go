@@ -8,8 +8,10 @@ import (
 	"github.com/draftscope/draftscope/cuda"
 )
 
-// normRopeTolerance is of the size of a pair, which a rotation keeps.
-const normRopeTolerance = rmsnormTolerance + ropeTolerance
+// normRopeTolerance is of the size of a pair, which a rotation keeps: what the
+// norm may be off by, and 1e-6, for which angles up to 3e5 must be reduced
+// exactly.
+const normRopeTolerance = rmsnormTolerance + 1e-6
 
 // normRopes is a call of NormRoPE and its oracle.
 type normRopes struct {

@@ -40,10 +40,6 @@ func (r rounding) RMSNorm(dst, x, w cuda.Tensor, eps, gain float32) error {
 	return r.round(dst, r.Device.RMSNorm(dst, x, w, eps, gain))
 }
 
-func (r rounding) RoPE(x cuda.Tensor, pos []int32, headDim, rotary int, theta float64) error {
-	return r.round(x, r.Device.RoPE(x, pos, headDim, rotary, theta))
-}
-
 func (r rounding) NormRoPE(dst cuda.Tensor, args cuda.NormRoPEArgs) error {
 	return r.round(dst, r.Device.NormRoPE(dst, args))
 }

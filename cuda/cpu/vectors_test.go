@@ -97,10 +97,15 @@ func TestRMSNormAddsTheGainToTheWeight(t *testing.T) {
 	wantNear(t, d, "norm", x, 1.272792, .848528)
 }
 
-func TestRoPELeavesTheDimsBeyondTheRotaryOnes(t *testing.T) {
+func TestNormRoPELeavesTheDimsBeyondTheRotaryOnesUnturned(t *testing.T) {
 	d := device(t)
 	x := fill(t, d, 8, 1, 2, 3, 4, 5, 6, 7, 8)
-	if err := d.RoPE(x, []int32{3}, 8, 4, 1e4); err != nil {
+	const rms = 5.0497525 // of x, so that the norm gives x back
+	err := d.NormRoPE(x, cuda.NormRoPEArgs{
+		X: x, W: fill(t, d, 8, rms, rms, rms, rms, rms, rms, rms, rms), Heads: 1, HeadDim: 8, Step: 8,
+		Pos: []int32{3}, Rotary: 4, Theta: 1e4,
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	wantNear(t, d, "x", x, -1.413352, 1.879118, -2.828857, 4.058191, 5, 6, 7, 8)

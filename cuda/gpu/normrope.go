@@ -3,6 +3,8 @@
 package gpu
 
 import (
+	"math"
+
 	"github.com/draftscope/draftscope/cuda"
 	"github.com/draftscope/draftscope/cuda/driver"
 )
@@ -26,4 +28,24 @@ func (d *Device) NormRoPE(dst cuda.Tensor, args cuda.NormRoPEArgs) error {
 		return d.launch("normrope", "normrope_", g, m[0].at, m[0].stride, m[1].at, m[1].stride, args.Step, m[2].at, at[0], at[1],
 			args.Heads, args.HeadDim, args.Rotary/2, args.Eps, args.Gain)
 	})
+}
+
+// turning is what frequencies follow from.
+type turning struct {
+	rotary int
+	theta  float64
+}
+
+// frequencies are the angles between neighbouring positions, one a pair.
+func (d *Device) frequencies(rotary int, theta float64) []float64 {
+	key := turning{rotary, theta}
+	if freq := d.turns[key]; freq != nil {
+		return freq
+	}
+	freq := make([]float64, rotary/2)
+	for i := range freq {
+		freq[i] = math.Pow(theta, -2*float64(i)/float64(rotary))
+	}
+	d.turns[key] = freq
+	return freq
 }

@@ -55,8 +55,8 @@ func TestAPlantedChangeIsFound(t *testing.T) {
 		want   string
 	}{
 		"a source":      {"gemm.cu", func(s string) string { return strings.Replace(s, "fmaf", "__fmaf_rn", 1) }, "gemm.cu, what it includes"},
-		"an include":    {"element.cuh", func(s string) string { return s + "\n" }, "rope.cu, what it includes"},
-		"PTX by hand":   {"rope.ptx", func(s string) string { return s + "\n" }, "rope.ptx is not what nvcc made"},
+		"an include":    {"element.cuh", func(s string) string { return s + "\n" }, "conv.cu, what it includes"},
+		"PTX by hand":   {"conv.ptx", func(s string) string { return s + "\n" }, "conv.ptx is not what nvcc made"},
 		"a new source":  {"more.cu", func(string) string { return "// nothing\n" }, "more.ptx"},
 		"a lost source": {"conv.cu", func(string) string { return "" }, "conv.cu is gone"},
 		"a lost image":  {"conv.ptx", func(string) string { return "" }, "conv.ptx"},

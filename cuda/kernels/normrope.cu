@@ -1,7 +1,7 @@
 // RMSNorm and then RoPE of every head, a block a row and a warp a head at a
 // time: see gpu/normrope.go. What is between the two is not rounded. dst may
-// be x. Squares are summed in double, as in rmsnorm.cu, and angles taken in
-// double, as in rope.cu.
+// be x. Squares are summed in double, as in rmsnorm.cu; angles are taken in
+// double (positions reach 3e5) and rounded only as cosine and sine.
 #include "element.cuh"
 
 // Pairs of neighbouring values, in one piece where they lie so. Which of the

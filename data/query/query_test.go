@@ -308,3 +308,50 @@ func TestEmptyTablesHaveTheColumnsOfFullOnes(t *testing.T) {
 		wantRows(t, a, 0, fmt.Sprintf("FROM %s", v[0]))
 	}
 }
+
+func TestFatesFollowTheRoundsOfTheChain(t *testing.T) {
+	dir := t.TempDir()
+	querytest.Sequence(t, dir, "r", "s", 2, []int32{5, 6, 10, 11, 12, 12, 14, 15}, nil)
+	querytest.Write(t, dir, "rounds/run=r/drafter=d/x.parquet",
+		schemas.Round{SeqID: "s", Method: schemas.MethodChain, Anchor: 2, Proposed: 3, Accepted: 2, AcceptLen: 3},
+		schemas.Round{SeqID: "s", Method: schemas.MethodChain, Round: 1, Anchor: 5, Proposed: 1, Accepted: 1, AcceptLen: 2},
+		schemas.Round{SeqID: "s", Method: schemas.MethodDDTree, Budget: 8, Anchor: 2, Proposed: 8, Accepted: 5, AcceptLen: 6})
+	db := openDB(t, dir)
+	wantRows(t, db, 0, "SELECT pos, fate, round, slot FROM fates ORDER BY pos",
+		row(int64(0), "masked", nil, nil), row(int64(1), "masked", nil, nil), row(int64(2), "unscored", nil, nil),
+		row(int64(3), "hit", int64(0), int64(1)), row(int64(4), "hit", int64(0), int64(2)), row(int64(5), "miss", int64(0), int64(3)),
+		row(int64(6), "hit", int64(1), int64(1)), row(int64(7), "bonus", int64(1), int64(2)))
+	wantRows(t, db, 0, "SELECT token_id, misses, drafted, miss_rate FROM misses WHERE drafted > 0 ORDER BY token_id",
+		row(int64(11), int64(0), int64(1), 0.), row(int64(12), int64(1), int64(2), 0.5), row(int64(14), int64(0), int64(1), 0.))
+}
+
+func TestCostDistanceAndTimeCountWholeRounds(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 4 {
+		seq := fmt.Sprintf("s%d", i)
+		querytest.Sequence(t, dir, "r", seq, 10, make([]int32, 30), nil) // all captured at one moment: by seq_id
+		querytest.Rounds(t, dir, "r", "d", schemas.MethodChain, 7, seq, 1+i, 3, -5)
+	}
+	db := openDB(t, dir)
+	wantRows(t, db, 1e-12, "SELECT rounds, verified, tokens, verified_per_round, verified_per_token FROM verify_cost",
+		row(int64(8), int64(64), int64(22), 8., 64./22))
+	// The anchors are 10, 11 and 12: the first draft is 2, 3 and 4 behind the prompt.
+	wantRows(t, db, 1e-12, "SELECT bucket, sequences, rounds, truncated, sum_accepted, accept_len_micro FROM accept_len_by_distance ORDER BY bucket",
+		row(int64(2), int64(4), int64(8), int64(0), int64(14), 22./8), row(int64(4), int64(4), int64(0), int64(4), int64(0), nil))
+	wantRows(t, db, 1e-12, "SELECT part, sequences, rounds, accept_len_macro FROM accept_len_over_time(2) ORDER BY part",
+		row(int64(1), int64(2), int64(4), 2.25), row(int64(2), int64(2), int64(4), 3.25))
+	wantRows(t, db, 1e-12, "SELECT place, drafter, accept_len_macro FROM leaders", row(int64(1), "d", 2.75))
+}
+
+func TestTheMapOfSimilaritiesHasSoManyParts(t *testing.T) {
+	dir := t.TempDir()
+	var rows []schemas.Similarity
+	for pos := range int32(10) {
+		rows = append(rows, schemas.Similarity{RunA: "a", RunB: "b", SeqID: "s", Pos: pos, State: 2, Cosine: new(1 - float32(pos)/16)})
+	}
+	querytest.Write(t, dir, "similarity/a--b.parquet", rows...)
+	db := openDB(t, dir)
+	wantRows(t, db, 1e-6, "SELECT part, first_pos, last_pos, rows, mean_cosine, min_cosine::DOUBLE FROM similarity_map(4) ORDER BY part",
+		row(int64(0), int64(0), int64(2), int64(3), 1-1./16, 1-2./16), row(int64(1), int64(3), int64(5), int64(3), 1-4./16, 1-5./16),
+		row(int64(2), int64(6), int64(8), int64(3), 1-7./16, 1-8./16), row(int64(3), int64(9), int64(9), int64(1), 1-9./16, 1-9./16))
+}

@@ -258,31 +258,40 @@ GROUP BY run, drafter, objective;
 --   dpace: q_k = exp(-ce_k); s_k = (1-alpha) q_k + alpha, 1 where masked;
 --          pre_k = product over i <= k of s_i; w_k = m_k sum over j >= k of
 --          m_j pre_j. gamma plays no part.
+-- A branch whose condition on the arguments is false is not planned at all:
+-- only dpace pays for windows.
+CREATE MACRO loss_values(objective, weighting) AS TABLE
+SELECT run, drafter, seq_id, anchor, slot, ce, l,
+       CASE WHEN scored AND l IS NOT NULL AND (weighting != 'dpace' OR ce IS NOT NULL) THEN 1 ELSE 0 END AS m
+FROM (
+    SELECT run, drafter, seq_id, anchor, slot, scored, ce,
+           CASE objective WHEN 'ce' THEN ce WHEN 'kl' THEN kl WHEN 'rkl' THEN rkl
+                          WHEN 'jsd' THEN jsd WHEN 'tv' THEN tv WHEN 'nla' THEN nla
+                          ELSE error('no objective ' || coalesce(objective::VARCHAR, 'NULL') || ': use ce, kl, rkl, jsd, tv or nla')
+           END AS l
+    FROM slot_losses
+);
+
 CREATE MACRO loss_terms(objective, weighting, gamma, alpha) AS TABLE
 SELECT run, drafter, seq_id, anchor, slot, m, l,
        CASE weighting
            WHEN 'plain' THEN 1::DOUBLE
            WHEN 'exp' THEN CASE WHEN gamma > 0 THEN exp(-(slot - 1) / gamma::DOUBLE)
                                 ELSE error('gamma must be above 0 for the weighting exp') END
-           WHEN 'dpace' THEN m * sum(m * pre) OVER (
-               PARTITION BY run, drafter, seq_id, anchor ORDER BY slot
-               ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING)
            ELSE error('no weighting ' || coalesce(weighting::VARCHAR, 'NULL') || ': use plain, exp or dpace')
        END AS w
+FROM loss_values(objective, weighting)
+WHERE weighting IS DISTINCT FROM 'dpace'
+UNION ALL
+SELECT run, drafter, seq_id, anchor, slot, m, l,
+       m * sum(m * pre) OVER (
+           PARTITION BY run, drafter, seq_id, anchor ORDER BY slot
+           ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS w
 FROM (
     SELECT *, product(CASE WHEN m = 1 THEN (1 - alpha::DOUBLE) * exp(-ce) + alpha::DOUBLE ELSE 1 END) OVER (
                PARTITION BY run, drafter, seq_id, anchor ORDER BY slot) AS pre
-    FROM (
-        SELECT *, CASE WHEN scored AND l IS NOT NULL AND (weighting != 'dpace' OR ce IS NOT NULL) THEN 1 ELSE 0 END AS m
-        FROM (
-            SELECT run, drafter, seq_id, anchor, slot, scored, ce,
-                   CASE objective WHEN 'ce' THEN ce WHEN 'kl' THEN kl WHEN 'rkl' THEN rkl
-                                  WHEN 'jsd' THEN jsd WHEN 'tv' THEN tv WHEN 'nla' THEN nla
-                                  ELSE error('no objective ' || coalesce(objective::VARCHAR, 'NULL') || ': use ce, kl, rkl, jsd, tv or nla')
-                   END AS l
-            FROM slot_losses
-        )
-    )
+    FROM loss_values(objective, weighting)
+    WHERE weighting = 'dpace'
 );
 
 -- loss_by_sequence: the sums behind loss, one row a sequence.
@@ -365,3 +374,97 @@ FROM (
 )
 WHERE last IS NOT NULL AND from_end <= 67
 GROUP BY run, seq_id;
+
+-- verify_cost: what acceptance costs the target. verified = sum over whole
+-- rounds of proposed + 1: the drafts and the root that the target runs a round.
+--   verified_per_round = verified / rounds: the width of a verification pass
+--   verified_per_token = verified / sum of accept_len: work a token gained; 1
+--                        without drafting
+CREATE VIEW verify_cost AS
+SELECT run, drafter, method, budget,
+       count(*) AS rounds,
+       sum(proposed + 1)::BIGINT AS verified,
+       sum(accept_len)::BIGINT AS tokens,
+       sum(proposed + 1) / nullif(count(*), 0) AS verified_per_round,
+       sum(proposed + 1) / nullif(sum(accept_len), 0) AS verified_per_token,
+       sum(accept_len) / nullif(count(*), 0) AS accept_len_micro
+FROM rounds
+WHERE NOT truncated
+GROUP BY run, drafter, method, budget;
+
+-- accept_len by distance: how far behind the prompt's last token a round's
+-- first draft stands. Bucket b holds the distances from b up to 2b.
+CREATE VIEW accept_len_by_distance AS
+SELECT run, drafter, method, budget,
+       (2 ** floor(log2(anchor + 2 - prompt_len)))::BIGINT AS bucket,
+       count(DISTINCT seq_id) AS sequences,
+       count(*) FILTER (NOT truncated) AS rounds,
+       count(*) FILTER (truncated) AS truncated,
+       coalesce(sum(accepted) FILTER (NOT truncated), 0)::BIGINT AS sum_accepted,
+       avg(accept_len) FILTER (NOT truncated) AS accept_len_micro
+FROM rounds JOIN (SELECT run, seq_id, prompt_len FROM sequences) USING (run, seq_id)
+WHERE anchor + 2 > prompt_len
+GROUP BY run, drafter, method, budget, bucket;
+
+-- accept_len_over_time(parts): the sequences of each drafter in the order in
+-- which they were captured, in as many parts of equal size.
+CREATE MACRO accept_len_over_time(parts := 24) AS TABLE
+SELECT run, drafter, method, budget, part,
+       min(created_at) AS since, max(created_at) AS until,
+       count(accept_len) AS sequences,
+       sum(rounds)::BIGINT AS rounds,
+       sum(sum_accepted)::BIGINT AS sum_accepted,
+       avg(accept_len) AS accept_len_macro,
+       (sum(sum_accepted) + sum(rounds)) / nullif(sum(rounds), 0) AS accept_len_micro
+FROM (
+    SELECT *, ntile(parts) OVER (PARTITION BY run, drafter, method, budget ORDER BY created_at, seq_id) AS part
+    FROM accept_len_by_sequence JOIN (SELECT run, seq_id, created_at FROM sequences) USING (run, seq_id)
+)
+GROUP BY run, drafter, method, budget, part;
+
+-- fates: what became of every token under the chain, one row a token and
+-- drafter.
+--   hit       a draft of the round before it was accepted here
+--   miss      the draft was refused, and the target's own token took its place
+--   bonus     the target's own token after a block of which every draft hit
+--   unscored  no round reached it: the first token after the prompt, say
+--   masked    it carries loss mask 0
+CREATE VIEW fates AS
+SELECT run, drafter, seq_id, pos, token_id,
+       CASE WHEN NOT loss_mask THEN 'masked' ELSE coalesce(fate, 'unscored') END AS fate, round, k AS slot
+FROM (SELECT DISTINCT run, drafter, seq_id FROM rounds WHERE method = 'chain')
+JOIN (SELECT run, seq_id, pos, token_id, loss_mask FROM tokens) USING (run, seq_id)
+LEFT JOIN (
+    SELECT run, drafter, seq_id, round, k, anchor + k AS pos,
+           CASE WHEN k <= accepted THEN 'hit' WHEN accepted < proposed THEN 'miss' ELSE 'bonus' END AS fate
+    FROM (SELECT *, unnest(range(1, accept_len + 1))::INTEGER AS k FROM rounds WHERE method = 'chain' AND accept_len BETWEEN 1 AND 1024)
+) USING (run, drafter, seq_id, pos);
+
+-- misses: which tokens each drafter fails on: of the chain's drafts for a
+-- token, how many were refused.
+CREATE VIEW misses AS
+SELECT run, drafter, token_id,
+       count(*) FILTER (fate = 'miss') AS misses,
+       count(*) FILTER (fate IN ('hit', 'miss')) AS drafted,
+       count(*) FILTER (fate = 'miss') / nullif(count(*) FILTER (fate IN ('hit', 'miss')), 0) AS miss_rate
+FROM fates
+GROUP BY run, drafter, token_id;
+
+-- similarity_map(parts): the table similarity by state and position, at most
+-- so many stretches of positions a pair of runs.
+CREATE MACRO similarity_map(parts := 32) AS TABLE
+SELECT run_a, run_b, state, pos // width AS part,
+       min(pos) AS first_pos, max(pos) AS last_pos, count(*) AS rows,
+       avg(cosine) AS mean_cosine, min(cosine) AS min_cosine, avg(rel_l2) AS mean_rel_l2, max(rel_l2) AS max_rel_l2
+FROM (
+    SELECT *, (max(pos) OVER (PARTITION BY run_a, run_b) // parts + 1)::INTEGER AS width
+    FROM similarity
+)
+GROUP BY run_a, run_b, state, part;
+
+-- leaders: drafters in the order of their accept_len_macro by the chain.
+CREATE VIEW leaders AS
+SELECT run, rank() OVER (PARTITION BY run ORDER BY accept_len_macro DESC) AS place,
+       drafter, accept_len_macro, accept_len_micro, sequences, rounds
+FROM accept_len
+WHERE method = 'chain' AND accept_len_macro IS NOT NULL;

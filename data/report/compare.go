@@ -115,14 +115,7 @@ func compare(ctx context.Context, a, b *sums, opt Options) (Pair, error) {
 				s.a.num[j], s.a.den[j], s.b.num[j], s.b.den[j] = 0, 0, 0, 0
 				continue
 			}
-			switch x, y := s.a.num[j]/s.a.den[j], s.b.num[j]/s.b.den[j]; {
-			case x > y:
-				d.Wins++
-			case x < y:
-				d.Losses++
-			default:
-				d.Ties++
-			}
+			d.score(s.a.num[j]/s.a.den[j], s.b.num[j]/s.b.den[j])
 		}
 		ask = append(ask,
 			question{stat: minus(s.a.stat(), s.b.stat()), support: support(s.a.den, s.b.den), answer: &d.Difference, paired: true},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"html/template"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/draftscope/draftscope/data/query"
@@ -22,7 +23,16 @@ type page struct {
 	LeftOut []string
 	Method  string
 	Runs    []pageRun
+	Heat    []section
+	More    []string // what there is no room for
+	Live    bool     // it goes on by itself; see [WriteLive]
 }
+
+// What a page has room for. The tables of the text and of the JSON have all.
+const (
+	pageRuns     = 12
+	pageDrafters = 10
+)
 
 type pageRun struct {
 	Name, Verdict string
@@ -30,6 +40,7 @@ type pageRun struct {
 	Legend        []facet
 	Cards         []card
 	Sections      []section
+	Readings      []pageReading
 }
 
 // card is a drafter's headline.
@@ -95,25 +106,62 @@ func (t table) page() *pageTable {
 }
 
 // WriteHTML writes the report as one page that needs nothing else: no script,
-// no font, no picture from anywhere.
-func WriteHTML(w io.Writer, r *Report) error {
+// no font, no picture from anywhere. Its size is bounded: the first runs, the
+// best drafters of each, and a few texts.
+func WriteHTML(w io.Writer, r *Report) error { return r.write(w, "page") }
+
+// WriteMain writes what is within the page alone, for a page of [WriteLive].
+func WriteMain(w io.Writer, r *Report) error { return r.write(w, "main") }
+
+// WriteLive writes a page that shows a dataset as it grows: it asks for the
+// server-sent events at live/events beside it, takes the data of an event named
+// "report" (of [WriteMain]) for the report, and that of "now" for a line of
+// text about the moment.
+func WriteLive(w io.Writer, dataset string) error {
+	return execute(w, "page", page{Dataset: dataset, Live: true})
+}
+
+func (r *Report) write(w io.Writer, name string) error { return execute(w, name, r.page()) }
+
+func execute(w io.Writer, name string, p page) error {
 	tmpl, err := template.New("page").Parse(pageSource)
 	if err != nil {
 		return fmt.Errorf("parsing the page: %w", err)
 	}
-	p := page{Dataset: r.Dataset, Method: r.method(), LeftOut: query.Lines(r.LeftOut)}
-	for _, run := range r.Runs {
-		p.Runs = append(p.Runs, run.page())
-	}
 	b := bufio.NewWriter(w)
-	if err := tmpl.Execute(b, p); err != nil {
+	if err := tmpl.ExecuteTemplate(b, name, p); err != nil {
 		return fmt.Errorf("writing the page: %w", err)
 	}
 	return b.Flush()
 }
 
+func (r *Report) page() page {
+	p := page{Dataset: r.Dataset, Method: r.method(), LeftOut: query.Lines(r.LeftOut)}
+	for i, run := range r.Runs {
+		if i == pageRuns {
+			p.More = append(p.More, quantity(int64(len(r.Runs)-i), "more run")+" are not shown here: draftscope report --run NAME --html FILE")
+			break
+		}
+		p.Runs = append(p.Runs, run.page())
+	}
+	for i, pair := range r.Similarities {
+		if i == heatPairs {
+			p.More = append(p.More, quantity(int64(len(r.Similarities)-i), "more pair")+" of captures were compared: ask for similarity_map() with draftscope query")
+			break
+		}
+		t := pair.table()
+		p.Heat = append(p.Heat, section{Title: t.title, Note: t.note, Legend: heatKey(), Chart: pair.heat(), Table: t.page()})
+	}
+	return p
+}
+
 func (run Run) page() pageRun {
 	out := pageRun{Name: run.Run, Verdict: run.Verdict, Facts: run.facts()}
+	leaders := run.leaderTable()
+	if n := len(run.Drafters); n > pageDrafters {
+		run = run.best(pageDrafters)
+		out.Facts = append(out.Facts, fmt.Sprintf("the plots show the best %d of %d drafters; the leader board has all", pageDrafters, n))
+	}
 	for i, d := range run.Drafters {
 		out.Legend = append(out.Legend, facet{Name: d.Drafter, Class: seriesClass(i), Mark: mark(i, 0, 0)})
 	}
@@ -133,8 +181,15 @@ func (run Run) page() pageRun {
 		}
 	}
 	none := table{}
+	add(section{}, leaders, none)
 	add(section{Chart: run.slotChart("slot_accuracy", func(s Slot) Estimate { return s.Accuracy }), Legend: out.Legend}, run.slotTable(), none)
 	add(section{Title: "Tokens a round by budget", Chart: run.budgetChart(), Legend: out.Legend}, run.sweepTable(), run.acceptanceTable())
+	add(section{Chart: run.costChart(), Legend: out.Legend}, run.costTable(), none)
+	if c := run.timeChart(); c != nil {
+		t := run.timeTable()
+		add(section{Title: t.title, Note: t.note, Chart: c, Legend: out.Legend}, none, t)
+	}
+	add(section{Chart: run.tagChart(), Legend: out.Legend}, run.tagTable(), none)
 	add(section{Facets: run.distributionFacets()}, none, run.distributionTable())
 	if n := len(out.Sections); n > 0 && len(out.Sections[n-1].Facets) > 0 && out.Sections[n-1].Title == "" {
 		d := run.distributionTable()
@@ -149,7 +204,22 @@ func (run Run) page() pageRun {
 	for _, t := range []table{run.effectTable(), run.storedTable(), run.summaryTable(), run.lossMeanTable(), run.lossTable(), run.faultTable()} {
 		add(section{}, t, none)
 	}
+	for _, r := range run.Readings {
+		out.Readings = append(out.Readings, r.page())
+	}
 	return out
+}
+
+// best is the run with its n best drafters, in the order of their names, and
+// what is said of them.
+func (run Run) best(n int) Run {
+	keep := map[string]bool{}
+	for _, i := range ranking(run.Drafters)[:n] {
+		keep[run.Drafters[i].Drafter] = true
+	}
+	run.Drafters = slices.DeleteFunc(slices.Clone(run.Drafters), func(d Drafter) bool { return !keep[d.Drafter] })
+	run.Pairs = slices.DeleteFunc(slices.Clone(run.Pairs), func(p Pair) bool { return !keep[p.A] || !keep[p.B] })
+	return run
 }
 
 // card shows tokens a round where there are rounds, else accuracy at slot 1.

@@ -29,6 +29,8 @@ func (r record) float(i int) float64 {
 	switch v := r[i].(type) {
 	case float64:
 		return v
+	case float32:
+		return float64(v)
 	case int64:
 		return float64(v)
 	}
@@ -203,6 +205,7 @@ func (l *loader) details(run string, drafters []Drafter) {
 		d := by[r.text(0)]
 		d.Losses = append(d.Losses, Loss{r.text(1), r.text(2), r.maybe(3), r.text(4), r.int(5), r.maybe(6), r.maybe(7), r.maybe(8)})
 	})
+	l.cost(in, by)
 	l.each("SELECT drafter, method, budget, accept_len, rounds, share FROM accept_len_histogram"+in+" AND accept_len BETWEEN 1 AND "+longest+" ORDER BY ALL", func(r record) {
 		d := by[r.text(0)]
 		for i := range d.Acceptance {

@@ -28,6 +28,11 @@ type Options struct {
 	Run       string // empty: every run
 	Seed      uint64 // of the bootstrap; equal seeds give equal intervals
 	Resamples int    // 0: 2000
+	// Texts is how many sequences of each run are read token by token.
+	Texts int
+	// Decode gives the text of one token of a run, "" where it is not known.
+	// Without it tokens are shown by their numbers.
+	Decode func(run string, id int32) string
 }
 
 // Validate reports a value that is out of range.
@@ -48,6 +53,8 @@ type Report struct {
 	Seed       uint64          `json:"seed"`
 	LeftOut    []query.Warning `json:"left_out"` // unreadable files; no number counts them
 	Runs       []Run           `json:"runs"`
+	// Similarities are the pairs of captures that were compared.
+	Similarities []Similarity `json:"similarities"`
 }
 
 // Run is one capture and the drafters replayed over it.
@@ -64,6 +71,7 @@ type Run struct {
 	Pairs     []Pair    `json:"pairs"`
 	Verdict   string    `json:"verdict"` // one sentence
 	Stored    *Stored   `json:"stored_states,omitempty"`
+	Readings  []Reading `json:"readings,omitempty"`
 }
 
 // Rate is a share with the counts behind it.
@@ -104,6 +112,8 @@ type Drafter struct {
 	LossMeans        []LossMean   `json:"loss_means"`
 	Losses           []Loss       `json:"losses"`
 	Acceptance       []Acceptance `json:"acceptance"`
+	ByTag            []Part       `json:"by_tag"`
+	OverTime         []Part       `json:"over_time"`
 }
 
 // Slot is one position of the block. Reached counts the anchors whose slots
@@ -144,17 +154,20 @@ type Loss struct {
 // Acceptance is what rounds of one method and budget accepted. Truncated
 // rounds are in no mean and no bin.
 type Acceptance struct {
-	Method         string   `json:"method"`
-	Budget         int64    `json:"budget"`
-	Sequences      int64    `json:"sequences"`
-	Rounds         int64    `json:"rounds"`
-	Truncated      int64    `json:"truncated"`
-	SumAccepted    int64    `json:"sum_accepted"`
-	AcceptLenMacro Estimate `json:"accept_len_macro"`
-	AcceptLenMicro Estimate `json:"accept_len_micro"`
-	AcceptedMacro  Estimate `json:"accepted_macro"`
-	AcceptedMicro  Estimate `json:"accepted_micro"`
-	Distribution   []Bin    `json:"distribution"`
+	Method      string `json:"method"`
+	Budget      int64  `json:"budget"`
+	Sequences   int64  `json:"sequences"`
+	Rounds      int64  `json:"rounds"`
+	Truncated   int64  `json:"truncated"`
+	SumAccepted int64  `json:"sum_accepted"`
+	Proposed    int64  `json:"proposed"` // drafts put before the target, in whole rounds
+	// VerifiedPerToken is Σ (proposed + 1) / Σ accept_len.
+	VerifiedPerToken *float64 `json:"verified_per_token"`
+	AcceptLenMacro   Estimate `json:"accept_len_macro"`
+	AcceptLenMicro   Estimate `json:"accept_len_micro"`
+	AcceptedMacro    Estimate `json:"accepted_macro"`
+	AcceptedMicro    Estimate `json:"accepted_micro"`
+	Distribution     []Bin    `json:"distribution"`
 }
 
 // Bin counts the rounds of one acceptance length.
@@ -240,8 +253,15 @@ func Build(ctx context.Context, db *query.DB, opt Options) (*Report, error) {
 		if l.err != nil {
 			break
 		}
+		tags, moments := l.groupings(name)
 		for _, s := range sums {
 			d, err := s.estimate(ctx, opt)
+			if err == nil {
+				d.ByTag, err = s.parts(ctx, tags, opt)
+			}
+			if err == nil {
+				d.OverTime, err = s.parts(ctx, moments, opt)
+			}
 			if err != nil {
 				return nil, fmt.Errorf("reporting on %s: %w", name, err)
 			}
@@ -250,6 +270,7 @@ func Build(ctx context.Context, db *query.DB, opt Options) (*Report, error) {
 		l.details(name, run.Drafters)
 		l.faulty(name, run.Drafters)
 		rec.notes(name, run.Drafters)
+		run.Readings = l.readings(name, sums, run.Drafters, opt)
 		if run.Stored, err = rec.stored(name); err != nil {
 			return nil, fmt.Errorf("reporting on %s: %w", name, err)
 		}
@@ -269,6 +290,7 @@ func Build(ctx context.Context, db *query.DB, opt Options) (*Report, error) {
 		run.Verdict = verdict(ranked)
 		r.Runs = append(r.Runs, run)
 	}
+	r.Similarities = l.similarities(opt.Run)
 	if l.err != nil {
 		return nil, fmt.Errorf("reporting on %s: %w", db.Dir(), l.err)
 	}

@@ -304,9 +304,10 @@ func TestThePageIsWellFormedAndStandsAlone(t *testing.T) {
 			elements[e.Name.Local]++
 		}
 	}
-	// Accuracy, prefix, budgets, forest; 3 distributions; 2 slot differences.
-	if got := strings.Count(page, `<svg class="plot"`); got != 9 {
-		t.Errorf("%d plots, want 9", got)
+	// Accuracy, prefix, budgets, cost, time, tags, forest; 3 distributions; 2
+	// slot differences.
+	if got := strings.Count(page, `<svg class="plot"`); got != 12 {
+		t.Errorf("%d plots, want 12", got)
 	}
 	for _, bad := range []string{"script", "link", "img", "iframe", "object", "image"} {
 		if elements[bad] > 0 {

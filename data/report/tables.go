@@ -26,7 +26,7 @@ func withInterval(e Estimate, digits int) string {
 // tables gives a run's tables in reading order; those without rows are left out.
 func (run Run) tables() []table {
 	all := []table{
-		run.acceptanceTable(), run.effectTable(), run.storedTable(), run.summaryTable(), run.slotTable(), run.prefixTable(), run.pairTable(), run.slotLeadTable(),
+		run.acceptanceTable(), run.tagTable(), run.effectTable(), run.storedTable(), run.summaryTable(), run.slotTable(), run.prefixTable(), run.pairTable(), run.slotLeadTable(),
 		run.distributionTable(), run.lossMeanTable(), run.lossTable(), run.faultTable(),
 	}
 	var out []table

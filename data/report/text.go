@@ -42,20 +42,20 @@ func writeText(w io.Writer, r *Report, bold bool) error {
 			fmt.Fprintln(b, line)
 		}
 		fmt.Fprintln(b)
-		for _, line := range wrap(run.Verdict, 100) {
+		for _, line := range wrap(run.Verdict) {
 			heading(line)
 		}
 		for _, t := range run.tables() {
 			fmt.Fprintln(b)
 			heading(t.title)
-			for _, line := range wrap(t.note, 100) {
+			for _, line := range wrap(t.note) {
 				fmt.Fprintln(b, "  "+line)
 			}
 			t.write(b)
 		}
 	}
 	fmt.Fprintln(b)
-	for _, line := range wrap(r.method(), 100) {
+	for _, line := range wrap(r.method()) {
 		fmt.Fprintln(b, line)
 	}
 	_, err := io.WriteString(w, b.String())
@@ -85,8 +85,9 @@ func (t table) write(w *strings.Builder) {
 	}
 }
 
-// wrap breaks a sentence into lines of at most width runes.
-func wrap(s string, width int) []string {
+// wrap breaks a sentence into lines of at most 100 runes.
+func wrap(s string) []string {
+	const width = 100
 	var lines []string
 	line := ""
 	for word := range strings.FieldsSeq(s) {

@@ -331,11 +331,11 @@ func TestMemoryThatIsWaitingToBePublishedEndsCredit(t *testing.T) {
 
 func TestTheStatusSaysWhatWaitsInTheRing(t *testing.T) {
 	d := listen(t)
-	e := d.ready(Config{Memory: 64 * 2 * testHidden * 4}, 16) // one block, so that a second request waits
+	e := d.ready(Config{}, 16)
 	filled := func() { binary.LittleEndian.PutUint64(e.ring[16:], e.slot) }
 	until := func(what string, ok func(Status) bool) {
 		t.Helper()
-		for end := time.Now().Add(10 * time.Second); !ok(d.src.Status()); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(time.Minute); !ok(d.src.Status()); time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("%s: %+v", what, d.src.Status())
 			}
@@ -347,7 +347,7 @@ func TestTheStatusSaysWhatWaitsInTheRing(t *testing.T) {
 	until("two rows are in the ring and in no message", func(s Status) bool { return s.Filled == 2 && s.Slots == 16 })
 	e.send(map[string]any{"type": typeStep, "n": 0, "at": float64(time.Now().Add(-time.Second).UnixMicro()) / 1e6, "rows": []any{rows}})
 	until("they were read", func(s Status) bool { return s.Filled == 0 && s.Rows == 2 })
-	if s := d.src.Status(); s.Bytes != 2*2*testHidden*4 || s.Lag < time.Second || s.Lag > 10*time.Second || s.Worst != s.Lag {
+	if s := d.src.Status(); s.Bytes != 2*2*testHidden*4 || s.Lag < time.Second || s.Lag > time.Minute || s.Worst != s.Lag {
 		t.Errorf("%d bytes, lag %v, at most %v", s.Bytes, s.Lag, s.Worst)
 	}
 	e.conn.Close()

@@ -184,7 +184,8 @@ def main() -> int:
             t = time.monotonic()
             served = generate(model, tap, part, a.new)
             made = sum(len(s["input_ids"]) - s["prompt_len"] for s in served)
-            line = {"n": n, "tokens_per_second": made / (time.monotonic() - t), "connected": tap.client.connected, "mapped": ring_mapped()}
+            seconds = time.monotonic() - t
+            line = {"n": n, "seconds": seconds, "tokens_per_second": made / seconds, "connected": tap.client.connected, "mapped": ring_mapped()}
             print(json.dumps({**line, "counts": dataclasses.asdict(tap.client.counts())}), flush=True)
     result["seconds"] = time.monotonic() - start
     result["daemon"] = tap.close()
