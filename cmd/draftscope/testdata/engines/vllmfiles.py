@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import sys
+import time
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -33,6 +34,11 @@ def main(model: str, sequences: str, folder: str, states: list[int]) -> None:
     )
     params = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
     out = llm.generate([{"prompt_token_ids": s["input_ids"]} for s in seqs], params)
+    for o in out:  # they are written behind the answer
+        path = pathlib.Path(o.kv_transfer_params["hidden_states_path"])
+        end = time.monotonic() + 60
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.1)
     print(json.dumps({"files": [o.kv_transfer_params for o in out]}), flush=True)
 
 
