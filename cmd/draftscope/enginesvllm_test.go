@@ -297,25 +297,3 @@ func TestAWrongClaimOfVLLMsTapIsCaught(t *testing.T) {
 		})
 	}
 }
-
-func TestFilesThatVLLMItselfWroteImport(t *testing.T) {
-	b := vllmRig(t)
-	theirs, ds := filepath.Join(b.dir, "theirs"), filepath.Join(b.dir, "ds")
-	start(t, "vllm", b.python, "testdata/engines/vllmfiles.py", b.model, b.in, theirs, "2,4,5,8").succeed(t, vllmTime)
-	// Nothing is said of the states: the target finds them.
-	b.program(exitOK, "import", "--format", "vllm", "--target", b.model, "--out", ds, "--run", "theirs", theirs)
-	b.program(exitOK, "capture", "--target", b.model, "--sequences", b.sequences(4), "--run", "native", "--states", "2,4,5,8", "--out", ds)
-	got := b.query(ds, `WITH t AS (SELECT run, seq_id, list(token_id ORDER BY pos) AS ids FROM tokens GROUP BY ALL)
-		SELECT count(DISTINCT ta.seq_id) AS seqs, count(*) AS n, (SELECT count(*) FROM states WHERE run = 'native') AS native, min(list_cosine_similarity(a.vec, b.vec)) AS least
-		FROM t ta JOIN t tb USING (ids) JOIN states a ON a.run = ta.run AND a.seq_id = ta.seq_id
-		JOIN states b ON b.run = tb.run AND b.seq_id = tb.seq_id AND a.pos = b.pos AND a.state = b.state WHERE ta.run = 'theirs' AND tb.run = 'native'`)
-	t.Log(got)
-	var seqs, n, native int
-	var least float64
-	if _, err := fmt.Sscanf(strings.ReplaceAll(got[strings.Index(got, "\n")+1:], ",", " "), "%d %d %d %g", &seqs, &n, &native, &least); err != nil {
-		t.Fatal(err)
-	}
-	if seqs != 4 || n != native || least < 0.9999 {
-		t.Errorf("%d sequences and %d rows compare of %d, least cosine %v", seqs, n, native, least)
-	}
-}
