@@ -497,3 +497,22 @@ func TestOthersOwnReadersReadWhatIsExported(t *testing.T) {
 		}
 	}
 }
+
+func TestTrainersOwnDataClassesReadWhatIsExported(t *testing.T) {
+	b := newRig(t)
+	ds := filepath.Join(b.dir, "ds")
+	for _, dtype := range []string{"bf16", "f32"} {
+		b.program(exitOK, "capture", "--target", b.model, "--sequences", b.sequences(4), "--run", dtype, "--states", "2,4,5,8", "--dtype", dtype, "--out", ds)
+		to := func(format string) string { return filepath.Join(b.dir, dtype, format) }
+		for _, format := range []string{"vllm", "speculators", "specforge"} {
+			b.program(exitOK, "export", "--dataset", ds, "--run", dtype, "--format", format, "--to", to(format))
+		}
+		for _, trainer := range []string{"speculators", "specforge"} {
+			p := start(t, trainer, b.python, "testdata/engines/trainers.py", trainer, to(trainer), to("vllm"))
+			p.succeed(t, 5*time.Minute)
+			if got := last[struct{ Equal int }](t, p); got.Equal != 4 {
+				t.Errorf("%s %s: %d of 4 samples are equal", trainer, dtype, got.Equal)
+			}
+		}
+	}
+}

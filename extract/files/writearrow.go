@@ -36,10 +36,12 @@ func (w *Writer) sideSet() error {
 	if err != nil {
 		return err
 	}
+	// With the format torch, columns are read as tensors, which speculators'
+	// ArrowDataset compares with those of the samples.
 	for file, content := range map[string]any{
 		"state.json": map[string]any{
 			"_data_files": []any{map[string]any{"filename": name}}, "_fingerprint": "draftscope", "_format_columns": nil,
-			"_format_kwargs": map[string]any{}, "_format_type": nil, "_output_all_columns": false, "_split": nil,
+			"_format_kwargs": map[string]any{}, "_format_type": "torch", "_output_all_columns": false, "_split": nil,
 		},
 		"dataset_info.json": map[string]any{"citation": "", "description": "", "features": features, "homepage": "", "license": ""},
 	} {
