@@ -318,38 +318,30 @@ func merge(d, a, b Graph) Graph {
 	if b.Late != nil {
 		m.Late = b.Late
 	}
-	if b.Mute != d.Mute {
-		m.Mute = b.Mute
-	}
-	if b.Theta != d.Theta {
-		m.Theta = b.Theta
-	}
-	if b.Rotary != d.Rotary {
-		m.Rotary = b.Rotary
-	}
-	if b.Offset != d.Offset {
-		m.Offset = b.Offset
-	}
+	m.Mute = changed(d.Mute, m.Mute, b.Mute)
+	m.Theta = changed(d.Theta, m.Theta, b.Theta)
+	m.Rotary = changed(d.Rotary, m.Rotary, b.Rotary)
+	m.Offset = changed(d.Offset, m.Offset, b.Offset)
+	m.Block = changed(d.Block, m.Block, b.Block)
+	m.MaskToken = changed(d.MaskToken, m.MaskToken, b.MaskToken)
+	m.Context = changed(d.Context, m.Context, b.Context)
 	for i := range d.Attention {
-		if b.Attention[i] != d.Attention[i] {
-			m.Attention[i] = b.Attention[i]
-		}
+		m.Attention[i] = changed(d.Attention[i], m.Attention[i], b.Attention[i])
 	}
 	m.Interleaved = m.Interleaved || b.Interleaved
 	m.Tiled = m.Tiled || b.Tiled
 	m.MaskAnchor = m.MaskAnchor || b.MaskAnchor
 	m.Relative = m.Relative || b.Relative
 	m.Across = m.Across || b.Across
-	if b.Block != d.Block {
-		m.Block = b.Block
-	}
-	if b.MaskToken != d.MaskToken {
-		m.MaskToken = b.MaskToken
-	}
-	if b.Context != d.Context {
-		m.Context = b.Context
-	}
 	return m
+}
+
+// changed is b where it differs from d, else a.
+func changed[T comparable](d, a, b T) T {
+	if b != d {
+		return b
+	}
+	return a
 }
 
 // judge turns a family's trials into its verdict.
