@@ -268,7 +268,7 @@ __device__ __forceinline__ void attention(const void* queries, const void* ctx_k
     for (int k = 0; k < 4; k++)
 #pragma unroll
       for (int n = 0; n < halves; n++)
-        wgmma_m64n128k16_ra(sums[n], p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3], columns_of(values + 2 * n * kBox + k * 2048, kBox), 1);
+        wgmma_m64n128k16_columns(sums[n], p + 4 * k, columns_of(values + 2 * n * kBox + k * 2048, kBox), 1);
     wgmma_commit();
   };
 

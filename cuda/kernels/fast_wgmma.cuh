@@ -81,8 +81,9 @@ __device__ __forceinline__ void wgmma_m64n8k16(float (&d)[4], uint64_t a, uint64
     : "l"(a), "l"(b), "r"(add));
 }
 
-// wgmma_m64n128k16_ra: d[64,128] += a[64,16] (registers) · b[16,128] (shared, rows of keys: the columns are contiguous).
-__device__ __forceinline__ void wgmma_m64n128k16_ra(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b, int add) {
+// wgmma_m64n128k16_columns: d[64,128] = a[64,16] · b (+ d when add), a in registers, b in shared memory: 16 rows of
+// 128, see columns_of.
+__device__ __forceinline__ void wgmma_m64n128k16_columns(float* d, const uint32_t* a, uint64_t b, int add) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
@@ -98,6 +99,6 @@ __device__ __forceinline__ void wgmma_m64n128k16_ra(float (&d)[64], uint32_t a0,
       "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
       "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
       "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-    : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add));
+    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
