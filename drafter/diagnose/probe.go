@@ -19,9 +19,10 @@ type hypothesis struct {
 	least float64
 }
 
-// informs is the least gain of what tells the drafter more than an engine can,
-// or spares it what it does not need: that helps a drafter a little which was
-// never trained with it, and does more than this for one that was.
+// informs is the least gain of what tells the drafter more than an engine can
+// (early taps too, whose last row is the anchor's own), or spares it what it
+// does not need: that helps a drafter a little which was never trained with it,
+// and does more than this for one that was.
 const informs = 0.10
 
 // limit is the gain that matters to a family, of a level.
@@ -54,7 +55,7 @@ var hypotheses = []hypothesis{
 	{"final-norm", "the final state is fed on the wrong side of the final norm", "The final state reaches the drafter on the wrong side of the target's final norm: it drafts better with %s.", 0},
 	{"tap-order", "taps are in another order than in training", "The taps are in another order than in training: the drafter drafts better with %s.", 0},
 	{"tap-use", "a tap does harm", "A tap does harm: the drafter drafts better with %s.", 0},
-	{"tap-late", "taps are shifted by a token against training", "The taps were shifted by a token in training: the drafter drafts better with %s.", 0},
+	{"tap-late", "taps are shifted by a token against training", "The taps were shifted by a token in training: the drafter drafts better with %s.", informs},
 }
 
 // trial is a variant and how it did.

@@ -9,25 +9,24 @@ import (
 // The offsets that a shift scan tries.
 const maxShift = 2
 
-// shiftPair counts, on the slots whose labels at both places differ, hits of
-// the label itself and of the one shift further on: repetitions would blur
-// the two.
-func (s *study) shiftPair(ms []measured, shift int) (own, other []count) {
+// shiftPair counts, on the slots whose labels from and to tokens further on
+// differ, hits of the two: repetitions would blur them.
+func (s *study) shiftPair(ms []measured, from, to int) (own, other []count) {
 	own, other = make([]count, len(ms)), make([]count, len(ms))
 	for i, m := range ms {
 		q := s.seqs[i]
 		for j, a := range m.anchors {
 			for k := 1; k <= m.slots; k++ {
 				t := int(a) + k
-				if !q.scored(t) || !q.scored(t+shift) || q.labels[t] == q.labels[t+shift] {
+				if !q.scored(t) || !q.scored(t+from) || !q.scored(t+to) || q.labels[t+from] == q.labels[t+to] {
 					continue
 				}
 				own[i].scored++
 				other[i].scored++
 				switch m.tokens[j*m.slots+k-1] {
-				case q.labels[t]:
+				case q.labels[t+from]:
 					own[i].hits++
-				case q.labels[t+shift]:
+				case q.labels[t+to]:
 					other[i].hits++
 				}
 			}
@@ -82,6 +81,22 @@ func (s *study) copies(ms []measured, n int) bool {
 	return true
 }
 
+// peaks says that a drafter hits the labels at an offset more often than those
+// at any other. One that hardly reads its context drafts frequent tokens, and
+// hits whatever offset has more of them, which is no offset that it learnt.
+// All comparisons must hold, so that none needs a share of the error.
+func (s *study) peaks(ms []measured, shift int) bool {
+	for other := -maxShift; other <= maxShift; other++ {
+		if other == shift {
+			continue
+		}
+		if p := compare(s.shiftPair(ms, other, shift)); p.p >= familyError || p.gain.Value <= 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // probeShift scans the offsets −2..+2 and notes the drafter's own.
 func (s *study) probeShift(r *Report, declared []measured) {
 	best, bestPair := 0, paired{}
@@ -91,7 +106,7 @@ func (s *study) probeShift(r *Report, declared []measured) {
 		if shift == 0 {
 			continue
 		}
-		own, other := s.shiftPair(declared, shift)
+		own, other := s.shiftPair(declared, 0, shift)
 		p := compare(own, other)
 		if p.p < familyError/(2*maxShift) && p.gain.Value > 0 {
 			if best == 0 || p.gain.Value > bestPair.gain.Value {
@@ -103,6 +118,9 @@ func (s *study) probeShift(r *Report, declared []measured) {
 		if best == 0 && (bestPair.a == 0 || p.gain.Value > bestPair.gain.Value) {
 			bestPair = p
 		}
+	}
+	if best != 0 && !s.peaks(declared, best) {
+		best, undecided = 0, true
 	}
 	lag := best < 0 && !s.copies(declared, -best)
 	if lag {
