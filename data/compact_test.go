@@ -340,7 +340,7 @@ func TestACompactionWithoutItsStatesSaysWhatToDo(t *testing.T) {
 	if _, _, err := d.CaptureSize("r1"); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "restore it, or remove") {
 		t.Errorf("measuring: %v", err)
 	}
-	if _, err := d.Compact(t.Context(), "r1", CompactConfig{}); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "restore that file") {
+	if _, err := d.Compact(t.Context(), "r1", CompactConfig{}); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "restore the file") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -213,7 +213,7 @@ func (t *taking) join() {
 		case f.marker == "" && f.reason != "":
 			cause[f.path] = f.path
 			if _, ok := parseGroup(filepath.Base(f.path)); ok && f.isMarker() {
-				f.reason += "; restore it, or delete it and run the same command again"
+				f.reason += "; restore it, or delete it and run the command that made it again"
 			}
 		case f.marker == "":
 			t.joinSiblings(f, cause)
@@ -222,7 +222,7 @@ func (t *taking) join() {
 		case t.by[f.marker] == nil:
 			f.reason = "its group was not committed; what it holds is written again when the run goes on"
 		case f.reason != "":
-			f.reason += "; restore it, or delete " + t.rel(f.marker) + " and run the same command again"
+			f.reason += "; restore it, or delete " + t.rel(f.marker) + " and run the command that made it again"
 			cause[f.marker] = f.path
 		}
 	}
@@ -264,7 +264,7 @@ func (t *taking) joinSiblings(marker *takenFile, cause map[string]string) {
 		if err == nil {
 			what = fmt.Sprintf("of %d bytes, not %d", info.Size(), s.Size)
 		}
-		f.reason = fmt.Sprintf("listed by %s and %s; restore it, or delete %s and run the same command again", t.rel(marker.path), what, t.rel(marker.path))
+		f.reason = fmt.Sprintf("listed by %s and %s; restore it, or delete %s and run the command that made it again", t.rel(marker.path), what, t.rel(marker.path))
 		f.marker, f.gone = "", false // it has its reason
 	}
 }

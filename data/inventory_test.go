@@ -60,7 +60,7 @@ func TestACommitCountsWholeOrNotAtAll(t *testing.T) {
 		{"missing", "sequences", os.Remove, "", []string{"states/0", "tokens/0"}},
 		{"cut", "states", cut, "of 100 bytes, not ", capture},
 		{"cut", "tokens", cut, "of 100 bytes, not ", capture},
-		{"cut", "rounds", cut, "or is no Parquet file; restore it, or delete it and run the same command again", results},
+		{"cut", "rounds", cut, "or is no Parquet file; restore it, or delete it and run the command that made it again", results},
 		{"bit flipped", "states", flip, "", nil}, // only read when it is asked for
 	} {
 		t.Run(tt.table+" "+tt.what, func(t *testing.T) {

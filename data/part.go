@@ -2,6 +2,7 @@ package data
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -38,6 +39,7 @@ const (
 	keyCreated   = "draftscope.stream_created"
 	keyBody      = "draftscope.body_bytes"
 	keyDigest    = "draftscope.digest"
+	keyTail      = "draftscope.tail_digest"
 	keyGroup     = "draftscope.group"
 	keyDType     = "draftscope.dtype"
 	keyHidden    = "draftscope.hidden"
@@ -141,6 +143,7 @@ func writePart[W partWriter](d disk, path string, f footer, open func(io.Writer)
 	}()
 	buf := bufio.NewWriterSize(file, 128<<10)
 	body := &digester{w: buf, h: xxhash.New()}
+	var tail bytes.Buffer // indexes and footer
 	err = guard(func() error {
 		w, err := open(body)
 		if err != nil {
@@ -156,9 +159,17 @@ func writePart[W partWriter](d disk, path string, f footer, open func(io.Writer)
 		w.SetKeyValueMetadata(keyRows, strconv.FormatInt(p.rows, 10))
 		w.SetKeyValueMetadata(keyBody, strconv.FormatInt(body.n, 10))
 		w.SetKeyValueMetadata(keyDigest, hex64(body.h.Sum64()))
+		w.SetKeyValueMetadata(keyTail, noDigest)
+		body.w = &tail
 		return w.Close()
 	})
 	p.size = body.n
+	if err == nil {
+		err = vouch(tail.Bytes())
+	}
+	if err == nil {
+		_, err = buf.Write(tail.Bytes())
+	}
 	if err == nil {
 		err = buf.Flush()
 	}
@@ -302,7 +313,10 @@ func (o *openedPart) open(r io.ReaderAt) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
-	return o.check()
+	if err := o.check(); err != nil {
+		return err
+	}
+	return o.checkTail(r)
 }
 
 // check compares the footer's numbers with each other.

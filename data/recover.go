@@ -154,13 +154,18 @@ func (d *Dataset) indexOf(run string) (*index, error) {
 // the other files of its group are there in the size that they had: a name
 // alone proves nothing.
 func (d *Dataset) readMarker(path string) ([]storedSeq, error) {
+	list, err := d.openMarker(path)
+	return list, withRemedy(err, path, d.writable)
+}
+
+func (d *Dataset) openMarker(path string) ([]storedSeq, error) {
 	o, err := openPart(path)
 	if err != nil {
 		return nil, err
 	}
 	defer o.Close()
 	if !o.ours() {
-		return nil, fmt.Errorf("reading %s: %w: no draftscope file; move it elsewhere", path, ErrDamaged)
+		return nil, fmt.Errorf("reading %s: %w: no draftscope file", path, ErrDamaged)
 	}
 	var files []groupFile
 	if err := json.Unmarshal([]byte(o.kv(keyGroup)), &files); err != nil {
@@ -170,7 +175,7 @@ func (d *Dataset) readMarker(path string) ([]storedSeq, error) {
 		other := filepath.Join(d.dir, filepath.FromSlash(f.Path))
 		info, err := os.Stat(other)
 		if err != nil || info.Size() != f.Size {
-			return nil, fmt.Errorf("reading %s: %w: it belongs to %s, %d bytes, which is missing or has another size; restore that file, or remove this one to capture its sequences again", path, ErrDamaged, other, f.Size)
+			return nil, fmt.Errorf("reading %s: %w: it belongs to %s, %d bytes, which is missing or has another size", path, ErrDamaged, other, f.Size)
 		}
 	}
 	return o.sequences()
@@ -213,6 +218,9 @@ func (d *Dataset) Faults(run string) ([]schemas.Fault, error) {
 	var faults []schemas.Fault
 	for _, path := range paths {
 		rows, err := readRows[schemas.Fault](path)
+		if errors.Is(err, ErrDamaged) {
+			return nil, fmt.Errorf("%w; restore it, or delete it: what it lists is found again by the command that set it aside", err)
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -50,8 +50,10 @@ type ReplaySource struct {
 	root  string
 	parts []string // markers left to read
 	part  *replayPart
-	queue []arrow.Record // of the current sequence
-	seq   string
+	// marker is that of part.
+	marker string
+	queue  []arrow.Record // of the current sequence
+	seq    string
 }
 
 // Replay makes a source of the stored sequences of a run, in the order of
@@ -127,9 +129,10 @@ func (s *ReplaySource) load() (q StoredSequence, ok bool, err error) {
 		}
 		path := s.parts[0]
 		s.parts = s.parts[1:]
-		part, err := openReplayPart(s.root, s.run, path)
+		s.marker = path
+		part, bad, err := openReplayPart(s.root, s.run, path)
 		if err != nil {
-			return q, false, s.damaged(path, err)
+			return q, false, s.damaged(bad, err)
 		}
 		s.part = part
 	}
@@ -151,6 +154,7 @@ func (s *ReplaySource) load() (q StoredSequence, ok bool, err error) {
 
 // damaged reports err, or returns it when nobody asked for reports.
 func (s *ReplaySource) damaged(path string, err error) error {
+	err = withRemedy(err, s.marker, false)
 	if s.cfg.Damaged == nil {
 		return err
 	}
@@ -204,29 +208,30 @@ type replayPart struct {
 	cursors   []*vecCursor // by index into run.States
 }
 
-func openReplayPart(root string, run Run, marker string) (_ *replayPart, err error) {
+// openReplayPart returns the file to blame with an error.
+func openReplayPart(root string, run Run, marker string) (_ *replayPart, bad string, err error) {
 	g, ok := parseGroup(filepath.Base(marker))
 	if !ok {
-		return nil, fmt.Errorf("reading %s: %w: not a name of ours; move it elsewhere", marker, ErrDamaged)
+		return nil, marker, fmt.Errorf("reading %s: %w: not a name of ours", marker, ErrDamaged)
 	}
 	paths := g.capturePaths(root, run.Name)
 	p := &replayPart{run: run, digests: map[string]string{}}
 	m, err := openPart(marker)
 	if err != nil {
-		return nil, err
+		return nil, marker, err
 	}
 	list, err := m.sequences()
 	if err = errors.Join(err, m.Close()); err != nil {
-		return nil, err
+		return nil, marker, err
 	}
 	for _, s := range list {
 		p.digests[s.SeqID] = s.Digest
 	}
 	if p.sequences, err = readRows[schemas.Sequence](marker); err != nil {
-		return nil, err
+		return nil, marker, err
 	}
 	if p.tokens, err = readRows[schemas.Token](paths[1]); err != nil {
-		return nil, err
+		return nil, paths[1], err
 	}
 	p.total = int64(len(p.tokens))
 	var promised int64
@@ -234,10 +239,10 @@ func openReplayPart(root string, run Run, marker string) (_ *replayPart, err err
 		promised += int64(max(s.Length, 0))
 	}
 	if promised != p.total {
-		return nil, fmt.Errorf("reading %s: %w: %d tokens, its sequences have %d", paths[1], ErrDamaged, p.total, promised)
+		return nil, paths[1], fmt.Errorf("reading %s: %w: %d tokens, its sequences have %d", paths[1], ErrDamaged, p.total, promised)
 	}
 	if p.states, err = openPart(paths[0]); err != nil {
-		return nil, err
+		return nil, paths[0], err
 	}
 	defer func() {
 		if err != nil {
@@ -245,15 +250,15 @@ func openReplayPart(root string, run Run, marker string) (_ *replayPart, err err
 		}
 	}()
 	if err := p.states.verifyBody(); err != nil {
-		return nil, err
+		return nil, paths[0], err
 	}
 	if want := p.total * int64(len(run.States)); p.states.NumRows() != want {
-		return nil, fmt.Errorf("reading %s: %w: %d rows, want %d tokens of %d states", paths[0], ErrDamaged, p.states.NumRows(), p.total, len(run.States))
+		return nil, paths[0], fmt.Errorf("reading %s: %w: %d rows, want %d tokens of %d states", paths[0], ErrDamaged, p.states.NumRows(), p.total, len(run.States))
 	}
 	for i := range run.States {
 		p.cursors = append(p.cursors, &vecCursor{file: p.states, next: int64(i) * p.total, hidden: run.Hidden, dtype: run.DType})
 	}
-	return p, nil
+	return p, "", nil
 }
 
 func (p *replayPart) done() bool { return len(p.sequences) == 0 }

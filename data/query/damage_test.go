@@ -83,7 +83,7 @@ func TestADamagedCommitIsNamedAndCountedNowhere(t *testing.T) {
 		{"drafts", "its content has digest", flip},
 		{"rounds", "its content has digest", flip},
 		{"rounds", "no Parquet footer", func(path string) error { return os.Truncate(path, 90) }},
-		{"slots", "listed by rounds/" + part + " and missing; restore it, or delete rounds/" + part + " and run the same command again", os.Remove},
+		{"slots", "listed by rounds/" + part + " and missing; restore it, or delete rounds/" + part + " and run the command that made it again", os.Remove},
 	} {
 		dir := scored(t)
 		if err := c.spoil(filepath.Join(dir, c.table, filepath.FromSlash(part))); err != nil {

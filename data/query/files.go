@@ -55,12 +55,12 @@ func checkFormat(dir string) error {
 	var manifest struct {
 		FormatVersion int `json:"format_version"`
 	}
-	if err := json.Unmarshal(raw, &manifest); err != nil {
-		return fmt.Errorf("%w: %s is damaged (%w): restore it from a copy, or move it away: the Parquet files beside it explain themselves",
-			ErrNotDataset, filepath.Join(dir, manifestName), err)
-	}
-	if manifest.FormatVersion > schemas.FormatVersion {
+	if err := json.Unmarshal(raw, &manifest); err == nil && manifest.FormatVersion > schemas.FormatVersion {
 		return fmt.Errorf("%s: %w", manifestName, newerFormat(strconv.Itoa(manifest.FormatVersion)))
+	}
+	// What no other command reads is not asked either.
+	if _, err := data.Open(dir); err != nil {
+		return errors.Unwrap(err) // who calls names the folder
 	}
 	return nil
 }
@@ -90,6 +90,7 @@ func listOnce(ctx context.Context, dir string, refused map[string]string) (_ map
 		rel, _ := filepath.Rel(dir, path)
 		warnings = append(warnings, Warning{File: filepath.ToSlash(rel), Reason: oneLine(reason)})
 	}
+	again := false // some file is refused: its whole commit must not count
 	inv, err := data.TakeBut(ctx, dir, refused)
 	if err != nil {
 		return nil, nil, false, err
@@ -101,12 +102,19 @@ func listOnce(ctx context.Context, dir string, refused map[string]string) (_ map
 		for _, path := range inv.Files[t.name] {
 			f, err := t.open(filepath.Join(dir, t.name), path)
 			if err != nil {
-				moved = moved || errors.Is(err, fs.ErrNotExist)
+				gone := errors.Is(err, fs.ErrNotExist)
+				moved = moved || gone
+				if !gone && refused[path] == "" {
+					refused[path], again = err.Error(), true
+				}
 				warn(path, err.Error())
 				continue
 			}
 			found[t.name] = append(found[t.name], f)
 		}
+	}
+	if again {
+		return listOnce(ctx, dir, refused)
 	}
 	slices.SortStableFunc(warnings, func(a, b Warning) int { return strings.Compare(a.File, b.File) })
 	return found, warnings, moved, nil
