@@ -79,6 +79,12 @@ func withCode(code int, err error) error {
 	return exitError{code, err}
 }
 
+// partial says that a command did what it could, and says what is missing.
+func partial(err error) bool {
+	coded, ok := errors.AsType[exitError](err)
+	return ok && coded.code == exitPartial
+}
+
 // run is the program: it never exits and never touches globals, so that tests
 // can call it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {

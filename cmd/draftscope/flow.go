@@ -154,7 +154,10 @@ func (j *job) finish(sum pipeline.Summary) error {
 // aside or left decides the exit code, unless the report fails.
 func (j *job) conclude(ctx context.Context, sum pipeline.Summary) error {
 	finishErr := j.finish(sum)
-	if err := j.report(ctx); err != nil {
+	switch err := j.report(ctx); {
+	case partial(err):
+		return errors.Join(finishErr, err)
+	case err != nil:
 		return err
 	}
 	return finishErr

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
+	"github.com/draftscope/draftscope/data"
 	"github.com/draftscope/draftscope/data/query"
 )
 
@@ -13,6 +15,8 @@ const queryHelp = `usage: draftscope query --dataset DIR [--format table|csv|jso
 Asks a dataset in SQL, through DuckDB. The tables are sequences, tokens,
 states, drafts, slots, rounds, similarity and faults; every named number of
 docs/metrics.md is a view.
+
+Exit status: 4 when files were left out of the answer, which stderr names.
 
 examples:
   draftscope query --dataset ds "SELECT * FROM slot_accuracy ORDER BY drafter, slot"
@@ -40,7 +44,38 @@ func cmdQuery(ctx context.Context, args []string, out streams) error {
 	if err != nil {
 		return badInput(err)
 	}
-	return query.Write(out.stdout, rows, query.Format(format.value))
+	if err := query.Write(out.stdout, rows, query.Format(format.value)); err != nil {
+		return err
+	}
+	return leftOut(db.Warnings())
+}
+
+// leftOut is the error of an answer that does not count all of the dataset's
+// files; it names them.
+func leftOut(warnings []query.Warning) error {
+	if len(warnings) == 0 {
+		return nil
+	}
+	return exitError{exitPartial, fmt.Errorf("files left out of every number: %d (%s); \"draftscope validate\" says what is wrong with them", len(warnings), named(warnings))}
+}
+
+// named lists the files to blame: what was left out with its group is counted
+// only.
+func named(warnings []query.Warning) string {
+	var names []string
+	for _, w := range warnings {
+		if !strings.HasPrefix(w.Reason, data.WithGroup) {
+			names = append(names, w.File)
+		}
+	}
+	const most = 8
+	if n := len(names) - most; n > 0 {
+		names = append(names[:most], fmt.Sprintf("%d more", n))
+	}
+	if n := len(warnings) - len(names); len(names) < most && n > 0 {
+		names = append(names, fmt.Sprintf("%d more of the same groups", n))
+	}
+	return strings.Join(names, ", ")
 }
 
 // openDB opens a dataset for SQL, and says which files it leaves out.

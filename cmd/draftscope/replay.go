@@ -73,6 +73,9 @@ func replayJob(ctx context.Context, j *job, dataset string) (err error) {
 	if err != nil {
 		return err
 	}
+	if total == 0 {
+		return badUsage("run %s in %s holds no sequence: there is nothing to replay", j.run, dataset)
+	}
 	if len(want) == 0 {
 		j.say("run %s in %s is scored already by %s: %d sequences", j.run, dataset, strings.Join(j.names, ", "), total)
 		return j.report(ctx)

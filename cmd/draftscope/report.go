@@ -20,6 +20,8 @@ leader board, slots, budgets against their cost, acceptance over time and by tag
 compared captures, and a few texts coloured by what became of each draft. Their
 words need the target's tokenizer; without it they are numbers.
 
+Exit status: 4 when files were left out of the numbers, which stderr names.
+
 examples:
   draftscope report --dataset ds
   draftscope report --dataset ds --json | jq '.runs[0].drafters[].drafter'
@@ -73,10 +75,14 @@ func writeReport(ctx context.Context, out streams, r reportJob) error {
 		}
 		fmt.Fprintf(out.stderr, "wrote %s\n", r.html)
 	}
+	write := report.WriteText
 	if r.json {
-		return report.WriteJSON(out.stdout, built)
+		write = report.WriteJSON
 	}
-	return report.WriteText(out.stdout, built)
+	if err := write(out.stdout, built); err != nil {
+		return err
+	}
+	return leftOut(db.Warnings())
 }
 
 // writeFile writes a file whole, or leaves what was there.
@@ -108,7 +114,7 @@ func (j *job) report(ctx context.Context) error {
 	case err != nil && ctx.Err() != nil:
 		return exitError{exitPartial, errors.New("stopped while reporting; everything is stored")}
 	}
-	if err == nil {
+	if err == nil || partial(err) {
 		j.say("dataset %s; next: draftscope report --dataset %s --html report.html", j.ds.Dir(), j.ds.Dir())
 	}
 	return err

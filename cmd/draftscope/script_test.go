@@ -25,11 +25,15 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"demo":     unpackDemo,
-			"exits":    exits,
-			"replace":  replace,
-			"split":    split,
-			"truncate": truncate,
+			"copydir":     copyDir,
+			"demo":        unpackDemo,
+			"exits":       exits,
+			"flipbody":    flipBody,
+			"flipfooter":  flipFooter,
+			"removefirst": removeFirst,
+			"replace":     replace,
+			"split":       split,
+			"truncate":    truncate,
 		},
 	})
 }

@@ -28,14 +28,17 @@ for that target, tokens are held against its vocabulary, recorded answers
 against its head on the recorded final state (K5), and the size of each state
 against a few sequences that it runs again (K7).
 
-Exit status: 0 no fault, 4 some samples are faulty and others are not, 2 nothing
-in PATH can be used. Warnings count as faults with --strict.
+Exit status: 0 no fault, 4 some samples or files are faulty and others are not,
+2 nothing in PATH can be used, or nothing is in it. Warnings count as faults with --strict.
 
 examples:
   draftscope validate draftscope-data
   draftscope validate ./drafters/v3 --target ./qwen
   draftscope validate capture.safetensors --json
 `
+
+// kindDataset is the kind of a dataset in what validate prints.
+const kindDataset = "dataset"
 
 // validation is what validate found.
 type validation struct {
@@ -48,7 +51,9 @@ type validation struct {
 	ByRule   map[string]int `json:"by_rule"`
 	Lines    []verify.Fault `json:"lines"`
 
-	bad map[string]bool
+	bad   map[string]bool
+	sound int             // sequences of a dataset whose capture has no fault
+	files map[string]bool // of a dataset, by path, that are damaged
 }
 
 func (v *validation) add(faults ...verify.Fault) {
@@ -67,6 +72,23 @@ func (v *validation) add(faults ...verify.Fault) {
 
 func (v *validation) fault(file, rule, format string, a ...any) {
 	v.add(verify.Fault{File: file, Row: -1, State: -1, Rule: rule, Value: fmt.Sprintf(format, a...)})
+}
+
+// damaged adds a file of a dataset that is not what was written, once: what
+// looks at it later finds it damaged in other words.
+func (v *validation) damaged(path string, reason string) {
+	if !v.files[path] {
+		v.files[path] = true
+		v.fault(path, "K21", "%s", reason)
+	}
+}
+
+// unusable says that there is nothing in PATH that can be used.
+func (v *validation) unusable() bool {
+	if v.Kind == kindDataset {
+		return v.sound == 0
+	}
+	return v.Faulty >= v.Samples
 }
 
 func cmdValidate(ctx context.Context, args []string, out streams) error {
@@ -92,7 +114,7 @@ func cmdValidate(ctx context.Context, args []string, out streams) error {
 			v.Lines[i].Warning = false
 		}
 		lines := v.Lines
-		*v = validation{Path: v.Path, Kind: v.Kind, Samples: v.Samples, ByRule: map[string]int{}, bad: map[string]bool{}}
+		*v = validation{Path: v.Path, Kind: v.Kind, Samples: v.Samples, sound: v.sound, ByRule: map[string]int{}, bad: map[string]bool{}}
 		v.add(lines...)
 	}
 	if *asJSON {
@@ -103,10 +125,15 @@ func cmdValidate(ctx context.Context, args []string, out streams) error {
 	switch {
 	case err != nil:
 		return err
+	case v.Faults == 0 && v.Samples == 0:
+		return badUsage("%s is a %s that holds nothing to check: no sequence is stored", v.Path, v.Kind)
 	case v.Faults == 0:
 		return nil
-	case v.Faulty >= v.Samples:
+	case v.unusable():
 		return badUsage("nothing in %s can be used: %d faults", v.Path, v.Faults)
+	}
+	if v.Kind == kindDataset { // faults of files are not faults of samples
+		return exitError{exitPartial, fmt.Errorf("%s has %d faults; %d of %d samples that could be read are whole", v.Path, v.Faults, v.sound, v.Samples)}
 	}
 	return exitError{exitPartial, fmt.Errorf("%s has %d faults in %d of %d samples", v.Path, v.Faults, v.Faulty, v.Samples)}
 }
@@ -133,14 +160,14 @@ func validate(ctx context.Context, j *job, path string) (v *validation, err erro
 			return nil, err
 		}
 	}
-	v = &validation{Path: path, ByRule: map[string]int{}, Lines: []verify.Fault{}, bad: map[string]bool{}}
+	v = &validation{Path: path, ByRule: map[string]int{}, Lines: []verify.Fault{}, bad: map[string]bool{}, files: map[string]bool{}}
 	has := func(name string) bool {
 		_, err := os.Stat(filepath.Join(path, name))
 		return err == nil
 	}
 	switch {
 	case info.IsDir() && has("dataset.json"):
-		v.Kind = "dataset"
+		v.Kind = kindDataset
 		return v, j.validateDataset(ctx, v, path)
 	case info.IsDir() && has("config.json"):
 		v.Kind = "drafter"
@@ -176,7 +203,7 @@ func (j *job) validateDataset(ctx context.Context, v *validation, path string) (
 		return dataError(err)
 	}
 	for _, d := range about.Damaged {
-		v.fault(d.Path, "K21", "%s", d.Reason)
+		v.damaged(d.Path, d.Reason)
 	}
 	ds, err := data.Open(path)
 	if err != nil {
@@ -187,12 +214,15 @@ func (j *job) validateDataset(ctx context.Context, v *validation, path string) (
 		if err := j.validateRun(ctx, v, ds, r); err != nil {
 			return err
 		}
+		if err := ds.CheckResults(ctx, r.Name, func(path string, err error) { v.damaged(path, err.Error()) }); err != nil {
+			return dataError(err)
+		}
 	}
 	return j.validateResults(ctx, v, path)
 }
 
 func (j *job) validateRun(ctx context.Context, v *validation, ds *data.Dataset, r data.Run) (err error) {
-	source, err := ds.Replay(r.Name, data.ReplayConfig{Damaged: func(path string, err error) { v.fault(path, "K21", "%v", err) }})
+	source, err := ds.Replay(r.Name, data.ReplayConfig{Damaged: func(path string, err error) { v.damaged(path, err.Error()) }})
 	if err != nil {
 		return dataError(err)
 	}
@@ -234,9 +264,13 @@ func (j *job) validateRun(ctx context.Context, v *validation, ds *data.Dataset, 
 			}
 			faults = append(faults, more...)
 		}
+		before := v.Faults
 		for _, f := range faults {
 			f.File = "run " + r.Name
 			v.add(f)
+		}
+		if v.Faults == before {
+			v.sound++
 		}
 		open = diagnose.Sequence{States: map[int][]float32{}}
 	}
@@ -254,7 +288,7 @@ var resultChecks = []struct{ rule, where, sql string }{
 }
 
 func (j *job) validateResults(ctx context.Context, v *validation, path string) error {
-	db, err := openDB(ctx, path, j.out)
+	db, err := openQuietly(ctx, path)
 	if errors.Is(err, query.ErrNoDuckDB) {
 		j.say("results are not checked: %v", err)
 		return nil
@@ -263,6 +297,10 @@ func (j *job) validateResults(ctx context.Context, v *validation, path string) e
 		return err
 	}
 	defer db.Close()
+	// DuckDB reads footers with other eyes.
+	for _, w := range db.Warnings() {
+		v.damaged(filepath.Join(path, filepath.FromSlash(w.File)), w.Reason)
+	}
 	for _, c := range resultChecks {
 		rows, err := db.Query(ctx, c.sql)
 		if err != nil {
