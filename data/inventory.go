@@ -66,6 +66,7 @@ type takenFile struct {
 	marker      string      // of its commit; empty for a marker and for a file that stands alone
 	siblings    []groupFile // of a marker
 	reason      string      // why it is left out; empty when it counts
+	foreign     bool        // its footer names no format: another program's, or damaged
 	gone        bool        // it vanished, or belongs to a commit of after the listing
 }
 
@@ -181,7 +182,8 @@ func (f *takenFile) read() error {
 			return err
 		}
 	}
-	if !f.isMarker() || !o.ours() {
+	f.foreign = !o.ours()
+	if !f.isMarker() || f.foreign {
 		return nil
 	}
 	if err := json.Unmarshal([]byte(o.kv(keyGroup)), &f.siblings); err != nil {
@@ -246,7 +248,12 @@ func (t *taking) joinSiblings(marker *takenFile, cause map[string]string) {
 	for _, s := range marker.siblings {
 		path := filepath.Join(t.d.dir, filepath.FromSlash(s.Path))
 		info, err := os.Stat(path)
-		if err == nil && info.Size() == s.Size {
+		if f := t.by[path]; err == nil && info.Size() == s.Size {
+			if f != nil && f.foreign && f.reason == "" {
+				cause[marker.path] = path
+				f.reason = fmt.Sprintf("listed by %s, and its footer is not what was written; restore it, or delete %s and run the command that made it again", t.rel(marker.path), t.rel(marker.path))
+				f.marker = ""
+			}
 			continue
 		}
 		if !exists(marker.path) {
