@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/draftscope/draftscope/cuda/gpu"
 	"github.com/draftscope/draftscope/data"
 	"github.com/draftscope/draftscope/data/query"
 	"github.com/draftscope/draftscope/drafter"
@@ -82,6 +83,9 @@ func cmdValidate(ctx context.Context, args []string, out streams) error {
 	}
 	if len(rest) != 1 {
 		return badUsage("validate wants one PATH, and got %d", len(rest))
+	}
+	if j.target == "" && (j.backend.value == "cuda" || j.precision.value != gpu.F32.String()) {
+		return badUsage("--backend and --precision say what runs the target: give --target too, or leave them out")
 	}
 	v, err := validate(ctx, newJob(j, out), rest[0])
 	if err != nil {
