@@ -34,7 +34,9 @@ paired differences with intervals by slot, setting, tag, length and distance
 from the prompt, wins, and what one fails on that the other does not.
 
 Two folders of weights are compared by what does not depend on scale: cosines,
-spectra, use of the taps; a scale that a norm takes out is called a gauge.
+spectra, use of the taps; a scale that a norm takes out is called a gauge. Values
+that are not finite and shapes that config.json contradicts are named, and the
+exit status is then 4, or 2 where nothing is left to compare.
 
 examples:
   draftscope compare ds:fp32 ds:bf16

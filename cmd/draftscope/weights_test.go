@@ -2,7 +2,9 @@ package main
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -95,6 +97,42 @@ func TestADraftersWeightsAreHeldAgainstItsConfig(t *testing.T) {
 			if !strings.Contains(stdout.String(), want) {
 				t.Errorf("%s: no %q in\n%s", name, want, &stdout)
 			}
+		}
+	}
+}
+
+func TestFoldersOfWeightsAreComparedAndTheirFaultsNamed(t *testing.T) {
+	withNaN := func(tensors map[string]*safetensorstest.Tensor) { // row 1, column 1
+		binary.LittleEndian.PutUint32(tensors["fc.weight"].Data[4*9:], math.Float32bits(float32(math.NaN())))
+	}
+	withZeros := func(tensors map[string]*safetensorstest.Tensor) { clear(tensors["fc.weight"].Data) }
+	good, target := tinyDrafter(t, 4, nil), t.TempDir()
+	if err := os.CopyFS(target, os.DirFS(good)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(target, "config.json"), []byte(`{"architectures": ["Qwen3ForCausalLM"]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		b    string
+		code int
+		want string // of stdout and stderr
+		not  string
+	}{
+		"equal":           {tinyDrafter(t, 4, nil), exitOK, "equal", "FAULT"},
+		"another d2t":     {tinyDrafter(t, 4, withOffsets(1, 1, 1, 1, 1, 1, 2, 3)), exitOK, "2 of 8 entries differ", "I64"},
+		"not finite":      {tinyDrafter(t, 4, withNaN), exitPartial, "fc.weight: 1 of 32 values are not finite, the first NaN at [1 1]: not compared", "tap 1"},
+		"zeros":           {tinyDrafter(t, 4, withZeros), exitOK, "all zero on one side", "NaN"},
+		"another width":   {tinyDrafter(t, 8, nil), exitPartial, "fc.weight has shape [4 8]; by config.json it has [8 16]", "NaN"},
+		"a target, Qwen3": {target, exitUsage, `is a drafter, DFlash, and ` + target + ` is a model of architecture "Qwen3ForCausalLM": compare two of a kind`, "cosine"},
+	} {
+		var both strings.Builder
+		if code := run(t.Context(), []string{"compare", good, tt.b}, &both, &both); code != tt.code || !strings.Contains(both.String(), tt.want) || strings.Contains(both.String(), tt.not) {
+			t.Errorf("%s: exit %d, want %d and %q, not %q:\n%s", name, code, tt.code, tt.want, tt.not, &both)
+		}
+		var stdout, stderr strings.Builder
+		if code := run(t.Context(), []string{"compare", good, tt.b, "--json"}, &stdout, &stderr); code != tt.code || tt.code != exitUsage && !json.Valid([]byte(stdout.String())) {
+			t.Errorf("%s: exit %d with --json, want %d: %s", name, code, tt.code, &stderr)
 		}
 	}
 }

@@ -100,3 +100,15 @@ func TestSpectraAreThoseOfTheMatrix(t *testing.T) {
 		t.Errorf("%+v, want a top of %v and a rank of %v", s, 9./12, 144./84)
 	}
 }
+
+// Both rows give zero for every probe of the form (x, -x), which the last of
+// the probes may be.
+func TestASpectrumOfRankOneIsFinite(t *testing.T) {
+	for cols := 2; cols < 5; cols++ {
+		w := make([]float32, 2*cols)
+		w[0], w[1] = 1, 1
+		if s := spectrumOf(w, 2, cols, 2); math.Abs(s.Top-1) > 1e-9 || math.IsNaN(s.Rank) {
+			t.Errorf("%d columns: %+v, want a top of 1", cols, s)
+		}
+	}
+}
