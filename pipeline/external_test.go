@@ -46,7 +46,7 @@ func TestAnUnreachableServerIsAClearErrorInBoundedTime(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			start := time.Now()
 			_, err := Open(t.Context(), Config{Run: "r", URL: url, ConnectTimeout: 300 * time.Millisecond})
-			if !errors.Is(err, ErrNoServer) || !strings.Contains(err.Error(), "start one with JetStream enabled or use --nats embedded") {
+			if !errors.Is(err, ErrNoServer) || !strings.Contains(err.Error(), "start one with JetStream enabled, correct --nats, or, with run and capture, use --nats embedded") {
 				t.Errorf("got %v", err)
 			}
 			if strings.Contains(err.Error(), "secret") {

@@ -176,7 +176,7 @@ func connect(ctx context.Context, cfg Config, srv *server.Server, reconnected fu
 	}
 	nc, err := dial(ctx, cfg.ConnectTimeout, target, opts)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%w at %s: %w; start one with JetStream enabled or use --nats embedded", ErrNoServer, where, err)
+		return nil, nil, fmt.Errorf("%w at %s: %w; start one with JetStream enabled, correct --nats, or, with run and capture, use --nats embedded", ErrNoServer, where, err)
 	}
 	js, err := jetstream.New(nc, jetstream.WithPublishAsyncTimeout(cfg.ackTimeout), jetstream.WithDefaultTimeout(cfg.ConnectTimeout))
 	if err == nil {

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -17,8 +19,8 @@ const demoHelp = `usage: draftscope demo case [--out DIR] [--limit N]
 Replays a story on the model that is part of the program: four drafters, of
 which one learnt labels a token late, one reads the target's final state, one
 was stopped early, and one is good. Their training logs look alike. It writes
-the models to DIR, runs the commands that tell them apart, and shows each
-command above what it printed. docs/case.md tells the story with its output.
+the models to DIR, where no other files of their names may be, runs the commands that tell them apart, and shows each
+command above what it printed: about 3 minutes on two cores. docs/case.md tells the story with its output.
 
 examples:
   draftscope demo case
@@ -87,7 +89,7 @@ func theCase(dir string, limit int) []scene {
 	}
 }
 
-// writeCase writes the story's files, unpacked.
+// writeCase writes the story's files, unpacked, and replaces none of another's.
 func writeCase(dir string) error {
 	for _, name := range caseFiles {
 		data, err := fs.ReadFile(demo.FS(), name)
@@ -95,11 +97,19 @@ func writeCase(dir string) error {
 			return fmt.Errorf("unpacking the demo: %w", err)
 		}
 		path := filepath.Join(dir, filepath.FromSlash(name))
-		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
-			return badInput(fmt.Errorf("writing the demo to %s: %w", dir, err))
+		switch there, err := os.ReadFile(path); {
+		case err == nil && bytes.Equal(there, data):
+			continue // from an earlier time
+		case err == nil:
+			return badUsage("%s is there already and is not the demo's; choose another --out", path)
+		case !errors.Is(err, fs.ErrNotExist):
+			return badInput(fmt.Errorf("writing the demo: %w; choose another --out", err))
 		}
-		if err := os.WriteFile(path, data, 0o666); err != nil {
-			return badInput(fmt.Errorf("writing the demo to %s: %w", dir, err))
+		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+			return dataError(fmt.Errorf("writing the demo to %s: %w", dir, err))
+		}
+		if err := writeFile(path, func(f *os.File) error { _, err := f.Write(data); return err }); err != nil {
+			return err
 		}
 	}
 	return nil

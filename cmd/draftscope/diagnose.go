@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/draftscope/draftscope/cmd/demo"
@@ -88,7 +89,7 @@ func diagnoseJob(ctx context.Context, j *job, d diagnoseFlags) (err error) {
 	}
 	c := diagnose.Case{Device: j.dev, Host: hostOf(j.model), Anchors: d.anchors, LogRun: d.logRun}
 	c.Capture = diagnose.Capture{DType: record.DType, Exact: sameArithmetic(record, j.dev.Name()), Rounded: record.Rounding != data.Lossless}
-	c.Recompute = j.recompute
+	c.Recompute, c.Progress = j.recompute, j.passes()
 	if j.tok != nil {
 		c.Text = func(id int32) string { return j.tok.Decode([]int32{id}) }
 	}
@@ -127,6 +128,18 @@ func diagnoseJob(ctx context.Context, j *job, d diagnoseFlags) (err error) {
 	return diagnose.WriteText(j.out.stdout, r)
 }
 
+// passes shows how far a pass over the sequences is, every few seconds.
+func (j *job) passes() func(pass string, done, total int) {
+	const every = 5 * time.Second
+	last := time.Now()
+	return func(pass string, done, total int) {
+		if time.Since(last) >= every {
+			j.say("%s: %d of %d sequences", pass, done, total)
+			last = time.Now()
+		}
+	}
+}
+
 // sameArithmetic says that a run was captured by this program in single
 // precision and row by row, as the target is run again here.
 func sameArithmetic(r data.Run, device string) bool {
@@ -140,7 +153,10 @@ func readTrainLog(path string) (*diagnose.Log, error) {
 	}
 	defer f.Close()
 	l, err := diagnose.ReadLog(f)
-	return l, badInput(err)
+	if err != nil {
+		return nil, badInput(fmt.Errorf("reading %s: %w; it takes a JSON object a line, as docs/diagnose.md says", path, err))
+	}
+	return l, nil
 }
 
 // recompute runs the target on given ids.

@@ -51,8 +51,14 @@ func cmdDraft(ctx context.Context, args []string, out streams) error {
 }
 
 func draftJob(ctx context.Context, j *job, s streamFlags, group string, once bool) (err error) {
-	if err := errors.Join(j.validate(), needServer(j.nats)); err != nil {
-		return badInput(err)
+	if err := needServer(j.nats); err != nil {
+		return err
+	}
+	if j.parts < 1 || j.parts > maxPartitions {
+		return badUsage("--parallel must be 1 to %d, not %d", maxPartitions, j.parts)
+	}
+	if err := j.validate(); err != nil {
+		return err
 	}
 	if group != "" && !safeName.MatchString(group) {
 		return badUsage("--group %q may only hold letters, digits, dot, dash and underscore", group)

@@ -139,6 +139,14 @@ func (j *job) openDrafters() (err error) {
 	}
 	slices.Sort(j.taps)
 	j.taps = slices.Compact(j.taps)
+	return nil
+}
+
+// scoreWith opens the drafters to score with, and says which they are.
+func (j *job) scoreWith() error {
+	if err := j.openDrafters(); err != nil {
+		return err
+	}
 	j.say("drafters: %s", strings.Join(j.names, ", "))
 	return nil
 }
@@ -174,7 +182,7 @@ func (j *job) openModelsOf(r data.Run) error {
 	if got := j.model.Fingerprint(); got != r.Fingerprints.Weights {
 		return badUsage("target %s has the fingerprint %.12s and run %s was captured from %.12s; give the --target that it was captured from", j.place.label, got, r.Name, r.Fingerprints.Weights)
 	}
-	if err := j.openDrafters(); err != nil {
+	if err := j.scoreWith(); err != nil {
 		return err
 	}
 	return j.needStates(r)

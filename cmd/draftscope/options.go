@@ -268,6 +268,9 @@ func (j *jobFlags) commonFlags(fs *flag.FlagSet) {
 	fs.BoolVar(&j.json, "json", false, "print the report as JSON")
 }
 
+// maxPartitions bounds how many sequences are under way at once.
+const maxPartitions = 64
+
 // validate checks what no single flag can.
 func (j *jobFlags) validate() error {
 	switch {
@@ -277,8 +280,8 @@ func (j *jobFlags) validate() error {
 		return badUsage("--limit must be 0 (all) or more, not %d", j.limit)
 	case !safeName.MatchString(j.run):
 		return badUsage("--run %q may only hold letters, digits, dot, dash and underscore", j.run)
-	case j.parts < 1 || j.parts > 64:
-		return badUsage("--partitions must be 1 to 64, not %d", j.parts)
+	case j.parts < 1 || j.parts > maxPartitions:
+		return badUsage("--partitions must be 1 to %d, not %d", maxPartitions, j.parts)
 	case j.encoders < 0 || j.encoders > 1024:
 		return badUsage("--encode-workers must be 0 (all cores) to 1024, not %d", j.encoders)
 	case j.maxNew < 1:

@@ -136,7 +136,7 @@ func pickRun(dataset, name string) (data.Run, error) {
 		for _, r := range runs {
 			names = append(names, r.Name)
 		}
-		return data.Run{}, badUsage("dataset %s holds the runs %s; choose with --run", dataset, strings.Join(names, ", "))
+		return data.Run{}, badUsage("dataset %s holds the runs %s; choose one: --run NAME, or DATASET:RUN where the command takes that", dataset, strings.Join(names, ", "))
 	}
 	r, err := ds.Run(name)
 	return r, dataError(err)

@@ -36,6 +36,14 @@ func cmdReport(ctx context.Context, args []string, out streams) error {
 	if err := parseNone(flags, args); err != nil {
 		return err
 	}
+	if st, err := os.Stat(*html); err == nil && st.IsDir() {
+		return badUsage("--html %s is a folder; name a file in it, such as %s", *html, filepath.Join(*html, "report.html"))
+	}
+	if *target != "" {
+		if _, err := targetPlace(*target); err != nil {
+			return err
+		}
+	}
 	return writeReport(ctx, out, reportJob{dir: *dir, run: *run, json: *asJSON, html: *html, target: *target})
 }
 

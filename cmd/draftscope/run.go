@@ -110,7 +110,7 @@ func captureJob(ctx context.Context, j *job, score bool) (err error) {
 		return err
 	}
 	if score {
-		if err := j.openDrafters(); err != nil {
+		if err := j.scoreWith(); err != nil {
 			return err
 		}
 	} else if err := j.demoTaps(); err != nil {

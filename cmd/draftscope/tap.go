@@ -127,7 +127,7 @@ func (t *tapJob) run(ctx context.Context) (err error) {
 			return err
 		}
 		if len(t.drafters) > 0 {
-			err = t.openDrafters()
+			err = t.scoreWith()
 		} else {
 			err = t.demoTaps()
 		}

@@ -55,6 +55,15 @@ type Case struct {
 	Anchors int
 	// Families are the keys of the families of variants to try; nil is all.
 	Families []string
+	// Progress, if given, is told before each sequence of each pass over them.
+	Progress func(pass string, done, total int)
+}
+
+// tell reports progress.
+func (c Case) tell(pass string, done, total int) {
+	if c.Progress != nil {
+		c.Progress(pass, done, total)
+	}
 }
 
 // Capture says how states were recorded.
@@ -133,7 +142,8 @@ func newStudy(ctx context.Context, c Case) (*study, error) {
 	if s.spec, err = drafter.ParseDFlash(c.Drafter.Config, c.Host.Layers); err != nil {
 		return nil, fmt.Errorf("reading drafter %s: %w", c.Drafter.Name, err)
 	}
-	for _, q := range c.Sequences {
+	for i, q := range c.Sequences {
+		c.tell("running the target again", i, len(c.Sequences))
 		sub := &subject{Sequence: q, labels: slices.Repeat([]int32{-1}, len(q.Tokens))}
 		for _, t := range q.Tokens {
 			sub.ids, sub.mask = append(sub.ids, t.TokenID), append(sub.mask, t.LossMask)

@@ -85,7 +85,8 @@ func (s *study) knownStates() []int {
 func (s *study) scan(ctx context.Context, r *replica, graphs []Graph, slots int, stored bool) ([][]measured, error) {
 	out := make([][]measured, len(graphs))
 	slots = min(slots, r.spec.BlockSize-1)
-	for _, q := range s.seqs {
+	for i, q := range s.seqs {
+		s.tell(fmt.Sprintf("drafting with %d graphs", len(graphs)), i, len(s.seqs))
 		if len(q.sample) == 0 {
 			for g := range graphs {
 				out[g] = append(out[g], measured{slots: slots})

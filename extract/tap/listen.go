@@ -32,7 +32,12 @@ func Listen(path string) (*Listener, error) {
 		}
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("opening socket %s: %w: something that is no socket is there; choose another path", path, syscall.EADDRINUSE)
+	case errors.Is(err, syscall.EINVAL):
+		return nil, fmt.Errorf("opening socket %s: %w: the path has %d bytes, and a system takes about 100; choose a shorter one", path, syscall.EINVAL, len(path))
+	case err != nil:
 		return nil, fmt.Errorf("opening socket %s: %w", path, err)
 	}
 	if err := os.Chmod(path, 0o600); err != nil {

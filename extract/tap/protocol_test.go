@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -142,6 +144,25 @@ func TestASocketThatIsInUseIsNotTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.Close()
+}
+
+func TestAPathThatCannotBeASocketIsRefusedWithTheReason(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(file, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	long := filepath.Join(t.TempDir(), strings.Repeat("x", 200))
+	for path, says := range map[string]string{file: "no socket is there; choose another path", long: "choose a shorter one"} {
+		if l, err := Listen(path); err == nil || !strings.Contains(err.Error(), says) {
+			if err == nil {
+				l.Close()
+			}
+			t.Errorf("listening at %s: %v, want %q", path, err, says)
+		}
+	}
+	if kept, err := os.ReadFile(file); err != nil || string(kept) != "mine" {
+		t.Errorf("the file that was there holds %q now (%v)", kept, err)
+	}
 }
 
 func FuzzReadFrame(f *testing.F) {
