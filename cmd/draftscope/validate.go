@@ -22,9 +22,9 @@ import (
 const validateHelp = `usage: draftscope validate PATH [--target DIR] [--strict] [--json]
 
 Checks a dataset, a drafter's folder (finite weights, shapes and d2t as its
-config.json says), a safetensors file of captured states, or
-a folder of such files, and prints a line for each fault: file, sample, row,
-state, rule, value. Nothing is repaired. With --target a drafter is also opened
+config.json says), a safetensors file of captured states, or a folder of such
+files, and prints a line for each fault: file, sample, row, state, rule, value.
+Nothing is repaired. With --target a drafter is also opened
 for that target, tokens are held against its vocabulary, recorded answers
 against its head on the recorded final state (K5), and the size of each state
 against a few sequences that it runs again (K7).
@@ -307,7 +307,6 @@ func (j *job) validateDrafter(v *validation, path string) {
 		v.fault(path, "K21", "%v", err)
 		return
 	}
-	defer w.Close()
 	defer w.Close()
 	before := v.Faults
 	finiteTensors(v, path, w)
