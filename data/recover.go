@@ -31,6 +31,9 @@ func (d *Dataset) recover() error {
 			}
 		}
 	}
+	if err := sweepTemporaries(filepath.Join(d.dir, schemas.TableSimilarity), func(path string) error { return remove(path, "temporary") }); err != nil {
+		return err
+	}
 	if err := d.recoverCompaction(); err != nil {
 		return err
 	}

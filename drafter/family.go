@@ -97,6 +97,17 @@ var absent = []struct{ mark, name string }{
 	{"medusa", "Medusa"},
 }
 
+// absentFamily is the family of absent that a checkpoint's name marks, or
+// empty.
+func absentFamily(kind string) string {
+	for _, a := range absent {
+		if strings.Contains(strings.ToLower(kind), a.mark) {
+			return a.name
+		}
+	}
+	return ""
+}
+
 // familyOf finds who runs a checkpoint. Errors wrap [ErrConfig] or
 // [ErrFamily].
 func familyOf(config []byte) (family, error) {
@@ -115,10 +126,8 @@ func familyOf(config []byte) (family, error) {
 		}
 		known = append(known, f.name)
 	}
-	for _, a := range absent {
-		if strings.Contains(strings.ToLower(kind), a.mark) {
-			return family{}, fmt.Errorf("%w: %s (%q); this program runs %s", ErrFamily, a.name, kind, strings.Join(known, ", "))
-		}
+	if name := absentFamily(kind); name != "" {
+		return family{}, fmt.Errorf("%w: %s (%q); this program runs %s", ErrFamily, name, kind, strings.Join(known, ", "))
 	}
 	return family{}, fmt.Errorf("%w: %q; this program runs %s", ErrFamily, kind, strings.Join(known, ", "))
 }

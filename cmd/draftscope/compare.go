@@ -34,7 +34,9 @@ paired differences with intervals by slot, setting, tag, length and distance
 from the prompt, wins, and what one fails on that the other does not.
 
 Two folders of weights are compared by what does not depend on scale: cosines,
-spectra, use of the taps; a scale that a norm takes out is called a gauge.
+spectra, use of the taps; a scale that a norm takes out is called a gauge. Values
+that are not finite and shapes that config.json contradicts are named, and the
+exit status is then 4, or 2 where nothing is left to compare.
 
 examples:
   draftscope compare ds:fp32 ds:bf16
@@ -57,12 +59,14 @@ func cmdCompare(ctx context.Context, args []string, out streams) error {
 	names := flags.String("drafters", "", "compare the drafters `A,B` of one capture")
 	flags.StringVar(&f.target, "target", "", "the target's model `DIR` (demo: the shipped one), for its answers")
 	flags.Var(&f.drafters, "drafter", "put a drafter on both captures, `NAME=DIR`; give it once for each")
-	f.backend = oneOfFlag(flags, "backend", "cpu", "what compares: cpu, cuda or auto `NAME`", "cuda", "auto")
+	f.backend = oneOfFlag(flags, "backend", "cpu", "what compares captures: cpu, cuda or auto `NAME`", "cuda", "auto")
 	f.precision = &oneOf{value: gpu.F32.String()}
 	rest, err := parse(flags, args)
 	switch {
 	case err != nil:
 		return err
+	case *names != "" && f.backend.value == "cuda":
+		return badUsage("--backend cuda has no effect on --drafters, which compares what is stored: leave it out")
 	case *names != "" && len(rest) == 1 && f.target == "" && len(f.drafters) == 0:
 		return compareDrafters(ctx, rest[0], *names, *asJSON, out)
 	case *names != "":
@@ -72,6 +76,9 @@ func cmdCompare(ctx context.Context, args []string, out streams) error {
 	case len(f.drafters) > 0 && f.target == "":
 		return badUsage("--drafter needs --target, whose embedding and head it uses")
 	case f.target == "" && isModel(rest[0]) && isModel(rest[1]):
+		if f.backend.value == "cuda" {
+			return badUsage("--backend cuda has no effect on folders of weights, which the CPU compares: leave it out")
+		}
 		return compareWeights(rest[0], rest[1], *asJSON, out)
 	}
 	return comparePair(ctx, newJob(f, out), rest[0], rest[1], *asJSON)

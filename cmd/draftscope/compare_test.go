@@ -1,7 +1,11 @@
 package main
 
 import (
+	"io"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/draftscope/draftscope/cuda/backendtest"
@@ -35,5 +39,23 @@ func TestRowsAreMeasuredTileByTileAndZerosHaveNoCosine(t *testing.T) {
 	}
 	if r := rows[len(rows)-1]; r.MaxAbs < 2.99 || *r.Cosine == 1 {
 		t.Errorf("the last row, of the second tile: %+v", r)
+	}
+}
+
+func TestABackendThatWouldDoNothingIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"compare", dir, dir, "--backend", "cuda"},
+		{"compare", dir, "--drafters", "a,b", "--backend", "cuda"},
+		{"validate", dir, "--backend", "cuda"},
+		{"validate", dir, "--precision", "bf16"},
+	} {
+		var stderr strings.Builder
+		if code := run(t.Context(), args, io.Discard, &stderr); code != exitUsage || !strings.Contains(stderr.String(), "leave") {
+			t.Errorf("%v: exit %d, %s", args, code, &stderr)
+		}
 	}
 }

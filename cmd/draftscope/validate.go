@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/draftscope/draftscope/cuda/gpu"
 	"github.com/draftscope/draftscope/data"
 	"github.com/draftscope/draftscope/data/query"
 	"github.com/draftscope/draftscope/drafter"
@@ -21,9 +21,10 @@ import (
 
 const validateHelp = `usage: draftscope validate PATH [--target DIR] [--strict] [--json]
 
-Checks a dataset, a drafter's folder, a safetensors file of captured states, or
-a folder of such files, and prints a line for each fault: file, sample, row,
-state, rule, value. Nothing is repaired. With --target a drafter is also opened
+Checks a dataset, a drafter's folder (finite weights, shapes and d2t as its
+config.json says), a safetensors file of captured states, or a folder of such
+files, and prints a line for each fault: file, sample, row, state, rule, value.
+Nothing is repaired. With --target a drafter is also opened
 for that target, tokens are held against its vocabulary, recorded answers
 against its head on the recorded final state (K5), and the size of each state
 against a few sequences that it runs again (K7).
@@ -105,6 +106,9 @@ func cmdValidate(ctx context.Context, args []string, out streams) error {
 	if len(rest) != 1 {
 		return badUsage("validate wants one PATH, and got %d", len(rest))
 	}
+	if j.target == "" && (j.backend.value == "cuda" || j.precision.value != gpu.F32.String()) {
+		return badUsage("--backend and --precision say what runs the target: give --target too, or leave them out")
+	}
 	v, err := validate(ctx, newJob(j, out), rest[0])
 	if err != nil {
 		return err
@@ -116,6 +120,9 @@ func cmdValidate(ctx context.Context, args []string, out streams) error {
 		lines := v.Lines
 		*v = validation{Path: v.Path, Kind: v.Kind, Samples: v.Samples, sound: v.sound, ByRule: map[string]int{}, bad: map[string]bool{}}
 		v.add(lines...)
+	}
+	if v.Kind == "drafter" {
+		v.Faulty = min(v.Faulty, v.Samples) // its tensors are one sample
 	}
 	if *asJSON {
 		err = writeJSON(out.stdout, v)
@@ -341,22 +348,42 @@ func (j *job) validateDrafter(v *validation, path string) {
 	defer w.Close()
 	before := v.Faults
 	finiteTensors(v, path, w)
-	vocabMap(v, path, w)
-	switch {
-	case v.Faults > before:
-	case j.model != nil:
-		d, err := drafter.Open(filepath.Base(path), raw, w, hostOf(j.model), j.dev)
-		if err != nil {
-			v.fault(path, ruleOf(err), "%v", err)
-			return
-		}
-		d.Close()
-	default:
-		// Any depth beyond its taps reads the same, where the file is silent.
-		if _, err := drafter.ParseDFlash(raw, max(depthOf(raw), 1)); err != nil {
-			v.fault(path, "K12", "%v", err)
+	layout, err := drafter.CheckLayout(raw, w)
+	if err != nil {
+		v.fault(filepath.Join(path, "config.json"), ruleOf(err), "%v", err)
+		return
+	}
+	misshapenMap := false
+	for _, f := range layout.Faults {
+		v.add(verify.Fault{File: fileOf(path, w, f.Tensor), Sample: f.Tensor, Row: -1, State: -1, Rule: "K6", Value: f.String()})
+		misshapenMap = misshapenMap || f.Tensor == "d2t"
+	}
+	if j.model != nil {
+		layout.Vocab = j.model.Config().Vocab
+	}
+	if !misshapenMap {
+		vocabMap(v, path, w, layout)
+	}
+	if v.Faults > before || j.model == nil {
+		return
+	}
+	d, err := drafter.Open(filepath.Base(path), raw, w, hostOf(j.model), j.dev)
+	if err != nil {
+		v.fault(path, ruleOf(err), "%v", err)
+		return
+	}
+	d.Close()
+}
+
+// fileOf is the file of a drafter's folder that holds a tensor, by its name
+// with or without the prefix; the folder where none does.
+func fileOf(path string, w *safetensors.Checkpoint, tensor string) string {
+	for _, name := range []string{tensor, "model." + tensor} {
+		if info, ok := w.Info(name); ok {
+			return filepath.Join(path, filepath.Base(info.File))
 		}
 	}
+	return path
 }
 
 // ruleOf is the rule that a drafter breaks which cannot be opened.
@@ -389,39 +416,29 @@ func finiteTensors(v *validation, path string, w *safetensors.Checkpoint) {
 }
 
 // vocabMap checks d2t and t2d, where a checkpoint has them.
-func vocabMap(v *validation, path string, w *safetensors.Checkpoint) {
-	info, ok := w.Info("d2t")
-	if !ok {
-		return
-	}
-	raw, err := w.Raw("d2t")
-	if err != nil || info.DType.Size() != 8 || len(info.Shape) != 1 {
-		v.fault(path, "K11", "d2t is %s of shape %v, want I64 of one dimension", info.DType, info.Shape)
-		return
-	}
-	var d2t []int64
-	for i := 0; i+7 < len(raw); i += 8 {
-		d2t = append(d2t, int64(binary.LittleEndian.Uint64(raw[i:])))
-	}
-	draft, target := len(d2t), 0
-	if shape, ok := w.Shape("lm_head.weight"); ok && len(shape) == 2 {
-		draft = shape[0]
-	}
-	var t2d []bool
-	if raw, err := w.Raw("t2d"); err == nil {
-		for _, b := range raw {
-			t2d = append(t2d, b != 0)
+func vocabMap(v *validation, path string, w *safetensors.Checkpoint, layout drafter.Layout) {
+	read := func(name string) []int64 {
+		for _, name := range []string{name, "model." + name} {
+			if _, ok := w.Info(name); !ok {
+				continue
+			}
+			vals, err := w.Ints(name)
+			if err != nil {
+				v.add(verify.Fault{File: fileOf(path, w, name), Sample: name, Row: -1, State: -1, Rule: "K11", Value: err.Error()})
+			}
+			return vals
 		}
-		target = len(t2d)
+		return nil
 	}
-	if shape, ok := w.Shape("embed_tokens.weight"); ok && len(shape) == 2 {
-		target = shape[0]
+	d2t, t2d := read("d2t"), read("t2d")
+	if d2t == nil {
+		return // there is none, or it is no map, which has been said
 	}
-	if target == 0 {
-		v.add(verify.Fault{File: path, Row: -1, State: -1, Rule: "K11", Value: "d2t cannot be checked: the target's vocabulary is not known", Warning: true})
-		return
-	}
-	if why := verify.VocabMap(d2t, t2d, draft, target); why != "" {
-		v.fault(path, "K11", "%s", why)
+	if row, why := verify.VocabMap(d2t, t2d, layout.DraftVocab, layout.Vocab); why != "" {
+		tensor := "d2t"
+		if strings.HasPrefix(why, "t2d") {
+			tensor = "t2d"
+		}
+		v.add(verify.Fault{File: fileOf(path, w, tensor), Sample: tensor, Row: row, State: -1, Rule: "K11", Value: why})
 	}
 }

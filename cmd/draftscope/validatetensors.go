@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -10,18 +9,6 @@ import (
 	"github.com/draftscope/draftscope/extract/safetensors"
 	"github.com/draftscope/draftscope/extract/verify"
 )
-
-// depthOf is the target's depth that a drafter's config.json names, or one
-// beyond all that it could mean.
-func depthOf(raw []byte) int {
-	var c struct {
-		Layers int `json:"num_target_layers"`
-	}
-	if err := json.Unmarshal(raw, &c); err != nil || c.Layers == 0 {
-		return 1 << 10
-	}
-	return c.Layers
-}
 
 // validateTensors checks a safetensors file of captured states, in which a
 // state is a matrix called hidden_states.N or hidden_states, a row a token.

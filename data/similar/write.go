@@ -3,10 +3,10 @@ package similar
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 
+	"github.com/draftscope/draftscope/data"
 	"github.com/draftscope/draftscope/schemas"
 	"github.com/parquet-go/parquet-go"
 	"github.com/parquet-go/parquet-go/compress/zstd"
@@ -17,17 +17,14 @@ import (
 // all.
 type Writer struct {
 	path string
-	file *os.File
+	file *data.Temporary
 	w    *parquet.GenericWriter[schemas.Similarity]
 }
 
 // Create starts the file of a pair of runs in the dataset in dir.
 func Create(dir, runA, runB string) (*Writer, error) {
 	folder := filepath.Join(dir, schemas.TableSimilarity)
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return nil, fmt.Errorf("writing similarities: %w", err)
-	}
-	f, err := os.CreateTemp(folder, "*.tmp")
+	f, err := data.CreateTemporary(folder)
 	if err != nil {
 		return nil, fmt.Errorf("writing similarities: %w", err)
 	}
@@ -55,21 +52,11 @@ func (w *Writer) Write(rows []schemas.Similarity) error {
 
 // Close finishes the file and gives it its name, which it returns.
 func (w *Writer) Close() (path string, err error) {
-	err = w.w.Close()
-	if err == nil {
-		err = w.file.Sync()
+	if err := w.w.Close(); err != nil {
+		return "", errors.Join(fmt.Errorf("writing %s: %w", w.path, err), w.file.Abort())
 	}
-	err = errors.Join(err, w.file.Chmod(0o644), w.file.Close())
-	if err == nil {
-		err = os.Rename(w.file.Name(), w.path)
-	}
-	if err != nil {
-		return "", errors.Join(fmt.Errorf("writing %s: %w", w.path, err), os.Remove(w.file.Name()))
-	}
-	return w.path, nil
+	return w.path, w.file.Commit(w.path)
 }
 
 // Abort removes what was written.
-func (w *Writer) Abort() error {
-	return errors.Join(w.file.Close(), os.Remove(w.file.Name()))
-}
+func (w *Writer) Abort() error { return w.file.Abort() }

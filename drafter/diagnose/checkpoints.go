@@ -1,6 +1,7 @@
 package diagnose
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -8,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/draftscope/draftscope/drafter"
 )
 
 // A CheckpointComparison holds two drafters' weights against each other by
@@ -20,23 +23,39 @@ type CheckpointComparison struct {
 	Taps    []TapUse           `json:"taps"`
 	OnlyA   []string           `json:"only_a"`
 	OnlyB   []string           `json:"only_b"`
+	// Faults are what is wrong with either side's files. Tensors that are not
+	// finite are here and not in Tensors.
+	Faults []CheckpointFault `json:"faults"`
+}
+
+// CheckpointFault is what is wrong with one side of a comparison.
+type CheckpointFault struct {
+	Side   string `json:"side"`             // a or b
+	Tensor string `json:"tensor,omitempty"` // empty for the configuration
+	Value  string `json:"value"`
 }
 
 // TensorComparison compares one tensor.
 type TensorComparison struct {
-	Name  string `json:"name"`
-	Shape []int  `json:"shape"` // of A
-	Other []int  `json:"other_shape,omitempty"`
-	// Ratio is |B| / |A|, Cosine that of the two as vectors, and Rest what is
-	// left of B, as a share of |B|, when the best multiple of A is taken off:
-	// √(1 − cos²).
-	Ratio  float64 `json:"ratio"`
-	Cosine float64 `json:"cosine"`
-	Rest   float64 `json:"rest"`
+	Name      string `json:"name"`
+	Shape     []int  `json:"shape"` // of A
+	Other     []int  `json:"other_shape,omitempty"`
+	*Likeness        // nil where there is none: other shapes, zeros, whole numbers
+	// Differ is how many entries differ, of tensors of whole numbers.
+	Differ *int `json:"differ,omitempty"`
 	// A and B are the spectra; nil for vectors.
 	SpectrumA *Spectrum `json:"spectrum_a,omitempty"`
 	SpectrumB *Spectrum `json:"spectrum_b,omitempty"`
 	Note      string    `json:"note,omitempty"`
+}
+
+// Likeness compares two tensors as vectors, neither of them zero.
+type Likeness struct {
+	// Ratio is |B| / |A|, Cosine that of the two, and Rest what is left of B,
+	// as a share of |B|, when the best multiple of A is taken off: √(1 − cos²).
+	Ratio  float64 `json:"ratio"`
+	Cosine float64 `json:"cosine"`
+	Rest   float64 `json:"rest"`
 }
 
 // Spectrum sums up a matrix's singular values s, whatever its scale. Both
@@ -59,7 +78,10 @@ const gaugeCosine = 1 - 1e-5
 
 // CompareCheckpoints compares the tensors of two drafters by name.
 func CompareCheckpoints(a, b Checkpoint) (*CheckpointComparison, error) {
-	c := &CheckpointComparison{A: a.Name, B: b.Name, Tensors: []TensorComparison{}, Taps: []TapUse{}, OnlyA: []string{}, OnlyB: []string{}}
+	c := &CheckpointComparison{A: a.Name, B: b.Name, Tensors: []TensorComparison{}, Taps: []TapUse{}, OnlyA: []string{}, OnlyB: []string{}, Faults: []CheckpointFault{}}
+	for i, side := range []Checkpoint{a, b} {
+		c.layout(sideNames[i], side)
+	}
 	names := [2]map[string]string{plainNames(a), plainNames(b)}
 	for plain := range names[1] {
 		if names[0][plain] == "" {
@@ -102,13 +124,38 @@ func (c *CheckpointComparison) tensor(a, b Checkpoint, plain, nameA, nameB strin
 		c.Tensors = append(c.Tensors, t)
 		return nil
 	}
-	x, err := a.Weights.Float32s(nameA)
+	x, xs, err := values(a, nameA)
 	if err != nil {
 		return err
 	}
-	y, err := b.Weights.Float32s(nameB)
+	y, ys, err := values(b, nameB)
 	if err != nil {
 		return err
+	}
+	switch {
+	case (xs == nil) != (ys == nil):
+		t.Note = "whole numbers on one side and floats on the other: not compared"
+		c.Tensors = append(c.Tensors, t)
+		return nil
+	case xs != nil:
+		t.Differ = new(0)
+		for i, v := range xs {
+			if v != ys[i] {
+				*t.Differ++
+			}
+		}
+		t.Note = "equal"
+		if *t.Differ > 0 {
+			t.Note = fmt.Sprintf("%d of %d entries differ", *t.Differ, len(xs))
+		}
+		c.Tensors = append(c.Tensors, t)
+		return nil
+	}
+	before := len(c.Faults)
+	c.finite("a", plain, shape, x)
+	c.finite("b", plain, shape, y)
+	if len(c.Faults) > before {
+		return nil
 	}
 	var dot, nx, ny float64
 	for i, v := range x {
@@ -117,27 +164,80 @@ func (c *CheckpointComparison) tensor(a, b Checkpoint, plain, nameA, nameB strin
 		nx += v * v
 		ny += w * w
 	}
-	if nx > 0 && ny > 0 {
-		t.Ratio = math.Sqrt(ny / nx)
-		t.Cosine = min(max(dot/math.Sqrt(nx*ny), -1), 1)
-		t.Rest = math.Sqrt(max(0, 1-t.Cosine*t.Cosine))
+	switch {
+	case nx > 0 && ny > 0:
+		cos := min(max(dot/math.Sqrt(nx*ny), -1), 1)
+		t.Likeness = &Likeness{Ratio: math.Sqrt(ny / nx), Cosine: cos, Rest: math.Sqrt(max(0, 1-cos*cos))}
+		t.Note = gaugeNote(plain, *t.Likeness)
+	case nx == 0 && ny == 0:
+		t.Note = "all zero on both sides"
+	default:
+		t.Note = "all zero on one side"
 	}
-	t.Note = gaugeNote(plain, t)
 	if len(shape) == 2 && shape[0] > 1 && shape[1] > 1 {
 		t.SpectrumA, t.SpectrumB = spectrumOf(x, shape[0], shape[1], nx), spectrumOf(y, shape[0], shape[1], ny)
 	}
-	if plain == "fc.weight" && len(shape) == 2 && shape[0] > 0 && shape[1]%shape[0] == 0 {
+	if t.Likeness != nil && plain == "fc.weight" && len(shape) == 2 && shape[0] > 0 && shape[1]%shape[0] == 0 {
 		c.Taps = tapUses(x, y, shape[0], shape[1], nx, ny)
 	}
 	c.Tensors = append(c.Tensors, t)
 	return nil
 }
 
+// sideNames are those of [CheckpointFault.Side].
+var sideNames = [2]string{"a", "b"}
+
+// layout holds a side against its own configuration. A family that does not
+// run here has no layout, and is compared all the same.
+func (c *CheckpointComparison) layout(side string, of Checkpoint) {
+	if _, isDrafter, err := drafter.KindOf(of.Config); err == nil && !isDrafter {
+		return // two targets are compared by their tensors alone
+	}
+	layout, err := drafter.CheckLayout(of.Config, of.Weights)
+	if err != nil && !errors.Is(err, drafter.ErrFamily) {
+		c.Faults = append(c.Faults, CheckpointFault{Side: side, Value: err.Error()})
+	}
+	for _, f := range layout.Faults {
+		c.Faults = append(c.Faults, CheckpointFault{side, f.Tensor, f.String()})
+	}
+}
+
+// finite notes how many values of a tensor are not, and where the first is.
+func (c *CheckpointComparison) finite(side, name string, shape []int, vals []float32) {
+	n, first := 0, 0
+	for i, v := range vals {
+		if f := float64(v); math.IsNaN(f) || math.IsInf(f, 0) {
+			if n == 0 {
+				first = i
+			}
+			n++
+		}
+	}
+	if n == 0 {
+		return
+	}
+	place := make([]int, len(shape))
+	for i, rest := len(shape)-1, first; i >= 0; i-- {
+		place[i], rest = rest%shape[i], rest/shape[i]
+	}
+	c.Faults = append(c.Faults, CheckpointFault{side, name, fmt.Sprintf("%d of %d values are not finite, the first %v at %v: not compared", n, len(vals), vals[first], place)})
+}
+
+// values reads a tensor of floats, or else of whole numbers.
+func values(c Checkpoint, name string) ([]float32, []int64, error) {
+	floats, err := c.Weights.Float32s(name)
+	if err == nil {
+		return floats, nil, nil
+	}
+	if ints, intErr := c.Weights.Ints(name); intErr == nil {
+		return nil, ints, nil
+	}
+	return nil, nil, err
+}
+
 // gaugeNote says when a difference is none.
-func gaugeNote(name string, t TensorComparison) string {
+func gaugeNote(name string, t Likeness) string {
 	switch {
-	case t.Ratio == 0:
-		return "all zero on one side"
 	case t.Cosine == 1 && t.Ratio == 1:
 		return "equal"
 	case t.Cosine < gaugeCosine || math.Abs(t.Ratio-1) < 1e-3:
@@ -187,6 +287,13 @@ func spectrumOf(w []float32, rows, cols int, square float64) *Spectrum {
 			fourth += x * x / probes
 		}
 	}
+	if !slices.ContainsFunc(v, func(x float64) bool { return x != 0 }) {
+		// The last probe lies where w gives zero: take one that does not.
+		for j := range v {
+			v[j] = rng.NormFloat64()
+		}
+		gram()
+	}
 	var top float64
 	for range steps { // from the last probe
 		var n float64
@@ -225,11 +332,25 @@ func tapUses(x, y []float32, hidden, cols int, nx, ny float64) []TapUse {
 // WriteText writes the comparison for people.
 func (c *CheckpointComparison) WriteText(w io.Writer) error {
 	fmt.Fprintf(w, "Weights of %s against %s, whatever their scale\n", c.A, c.B)
+	for _, f := range c.Faults {
+		who := c.A
+		if f.Side == "b" {
+			who = c.B
+		}
+		if f.Tensor != "" {
+			who += ", " + f.Tensor
+		}
+		fmt.Fprintf(w, "FAULT in %s: %s\n", who, f.Value)
+	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "tensor\tshape\t|B|/|A|\tcosine\trest\ttop A\ttop B\trank A\trank B\t")
 	for _, x := range c.Tensors {
 		if x.Other != nil {
 			fmt.Fprintf(t, "%s\t%v and %v\t\t\t\t\t\t\t\t%s\n", x.Name, x.Shape, x.Other, x.Note)
+			continue
+		}
+		if x.Likeness == nil {
+			fmt.Fprintf(t, "%s\t%v\t\t\t\t\t\t\t\t%s\n", x.Name, x.Shape, x.Note)
 			continue
 		}
 		spectra := "\t\t\t"

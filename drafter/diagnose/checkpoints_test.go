@@ -100,3 +100,16 @@ func TestSpectraAreThoseOfTheMatrix(t *testing.T) {
 		t.Errorf("%+v, want a top of %v and a rank of %v", s, 9./12, 144./84)
 	}
 }
+
+// Probes of ±1 whose signs differ at the two entries see nothing of such a
+// matrix; the last probe is one of these for some of the columns.
+func TestASpectrumOfRankOneIsFinite(t *testing.T) {
+	const cols = 8
+	for j := 1; j < cols; j++ {
+		w := make([]float32, 2*cols)
+		w[0], w[j] = 1, 1
+		if s := spectrumOf(w, 2, cols, 2); !(math.Abs(s.Top-1) < 1e-9) || math.IsNaN(s.Rank) {
+			t.Errorf("entries 0 and %d: %+v, want a top of 1", j, s)
+		}
+	}
+}

@@ -213,7 +213,7 @@ func (c *Checkpoint) Float32s(name string) ([]float32, error) {
 	return dst, nil
 }
 
-// Ints reads a tensor of whole numbers or bits: I64, I32, I8, U8 or BOOL.
+// Ints reads a tensor of whole numbers or bits: I64 to I8, U32 to U8, or BOOL.
 func (c *Checkpoint) Ints(name string) ([]int64, error) {
 	raw, err := c.Raw(name)
 	if err != nil {
@@ -228,6 +228,12 @@ func (c *Checkpoint) Ints(name string) ([]int64, error) {
 			dst[i] = int64(binary.LittleEndian.Uint64(at))
 		case "I32":
 			dst[i] = int64(int32(binary.LittleEndian.Uint32(at)))
+		case "I16":
+			dst[i] = int64(int16(binary.LittleEndian.Uint16(at)))
+		case "U32":
+			dst[i] = int64(binary.LittleEndian.Uint32(at))
+		case "U16":
+			dst[i] = int64(binary.LittleEndian.Uint16(at))
 		case "I8":
 			dst[i] = int64(int8(at[0]))
 		case "U8", "BOOL":

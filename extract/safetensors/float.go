@@ -36,6 +36,8 @@ func floats(dst []float32, raw []byte, d DType) error {
 		for i := range dst {
 			dst[i] = halfToFloat(binary.LittleEndian.Uint16(raw[2*i:]))
 		}
+	case "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL":
+		return fmt.Errorf("%w: %s, which holds whole numbers, where floats are wanted", ErrDType, d)
 	default:
 		return fmt.Errorf("%w: %s; convert the checkpoint to BF16, F16 or F32", ErrDType, d)
 	}

@@ -83,10 +83,10 @@ func TestAnEmbeddingMayRepeatWithItsToken(t *testing.T) {
 }
 
 func TestVocabularyMapsAreCheckedByForm(t *testing.T) {
-	offsets, absolutes, marks := make([]int64, 16), make([]int64, 16), make([]bool, 32)
+	offsets, absolutes, marks := make([]int64, 16), make([]int64, 16), make([]int64, 32)
 	for d := range offsets {
 		offsets[d], absolutes[d] = int64(d), int64(2*d) // draft d stands for 2d
-		marks[2*d] = true
+		marks[2*d] = 1
 	}
 	change := func(of []int64, d int, v int64) []int64 {
 		out := slices.Clone(of)
@@ -94,27 +94,28 @@ func TestVocabularyMapsAreCheckedByForm(t *testing.T) {
 		return out
 	}
 	fewer := slices.Clone(marks)
-	fewer[30] = false
+	fewer[30] = 0
 	for _, tt := range []struct {
 		name          string
 		d2t           []int64
-		t2d           []bool
+		t2d           []int64
 		draft, target int
 		want          string
+		row           int
 	}{
-		{"offsets", offsets, marks, 16, 32, ""},
-		{"offsets without t2d", offsets, nil, 16, 32, ""},
-		{"zeros with a full vocabulary", make([]int64, 32), nil, 32, 32, ""},
-		{"absolute", absolutes, marks, 16, 32, "it holds tokens, where offsets belong"},
-		{"0, 1, 2", []int64{0, 1, 2, 3}, []bool{true, true, true, true, false, false, false, false}, 4, 8, "offsets belong"},
-		{"two drafts to one target", change(offsets, 3, 1), marks, 16, 32, "draft tokens 2 and 3 stand for the same token 4"},
-		{"past the target", change(offsets, 15, 40), marks, 16, 32, "stands for 55, outside"},
-		{"t2d with 15 ones", offsets, fewer, 16, 32, "t2d marks 15 tokens, the draft vocabulary has 16"},
-		{"a head 15 wide", offsets, marks, 15, 32, "d2t has 16 entries, the draft head 15 rows"},
-		{"a short t2d", offsets, marks[:31], 16, 32, "t2d has 31 entries"},
+		{"offsets", offsets, marks, 16, 32, "", -1},
+		{"offsets without t2d", offsets, nil, 16, 32, "", -1},
+		{"zeros with a full vocabulary", make([]int64, 32), nil, 32, 32, "", -1},
+		{"absolute", absolutes, marks, 16, 32, "it holds tokens, where offsets belong", 11},
+		{"0, 1, 2", []int64{0, 1, 2, 3}, []int64{1, 1, 1, 1, 0, 0, 0, 0}, 4, 8, "offsets belong", 1},
+		{"two drafts to one target", change(offsets, 3, 1), marks, 16, 32, "draft tokens 2 and 3 stand for the same token 4", 3},
+		{"past the target", change(offsets, 15, 40), marks, 16, 32, "stands for 55, outside", 15},
+		{"t2d with 15 ones", offsets, fewer, 16, 32, "t2d marks 15 tokens, the draft vocabulary has 16", -1},
+		{"a head 15 wide", offsets, marks, 15, 32, "d2t has 16 entries, the draft head 15 rows", -1},
+		{"a short t2d", offsets, marks[:31], 16, 32, "t2d has 31 entries", -1},
 	} {
-		if got := VocabMap(tt.d2t, tt.t2d, tt.draft, tt.target); got != tt.want && (tt.want == "" || !strings.Contains(got, tt.want)) {
-			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		if row, got := VocabMap(tt.d2t, tt.t2d, tt.draft, tt.target); row != tt.row || got != tt.want && (tt.want == "" || !strings.Contains(got, tt.want)) {
+			t.Errorf("%s: row %d, %q, want row %d, %q", tt.name, row, got, tt.row, tt.want)
 		}
 	}
 }
