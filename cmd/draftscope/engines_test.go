@@ -390,22 +390,29 @@ func TestAWrongClaimIsCaughtBeforeAnythingIsStored(t *testing.T) {
 			ds := filepath.Join(b.dir, "ds")
 			daemon := b.tap("--out", ds, "--once", "--states", "all")
 			engine := b.drive("generate", "--count", "2", "--new", "24", "--lie", tt.lie, "--dtype", tt.dtype)
-			if code := daemon.exit(t, 5*time.Minute); code != exitUsage || !strings.Contains(daemon.log.String(), tt.says) {
-				t.Fatalf("exit %d, want %d and %q:\n%s", code, exitUsage, tt.says, lastLines(daemon))
-			}
+			b.refuses(t, daemon, ds, tt.says, 5*time.Minute)
 			engine.succeed(t, 2*time.Minute)
 			if got := last[driven](t, engine); got.Refused == nil {
 				t.Error("the engine was not told")
 			}
-			if got := b.query(ds, "SELECT count(*) FROM sequences"); !strings.HasSuffix(got, "\n0") {
-				t.Errorf("stored all the same: %s", got)
-			}
-			for line := range strings.SplitSeq(daemon.log.String(), "\n") {
-				if strings.Contains(line, tt.says) && strings.HasPrefix(line, "draftscope:") {
-					t.Logf("%.300s", line)
-				}
-			}
 		})
+	}
+}
+
+// refuses waits for a daemon that is to end over a wrong claim, saying so and
+// storing nothing in ds.
+func (b *rig) refuses(t *testing.T, daemon *process, ds, says string, within time.Duration) {
+	t.Helper()
+	if code := daemon.exit(t, within); code != exitUsage || !strings.Contains(daemon.log.String(), says) {
+		t.Fatalf("exit %d, want %d and %q:\n%s", code, exitUsage, says, lastLines(daemon))
+	}
+	if got := b.query(ds, "SELECT count(*) FROM sequences"); !strings.HasSuffix(got, "\n0") {
+		t.Errorf("stored all the same: %s", got)
+	}
+	for line := range strings.SplitSeq(daemon.log.String(), "\n") {
+		if strings.Contains(line, says) && strings.HasPrefix(line, "draftscope:") {
+			t.Logf("%.300s", line)
+		}
 	}
 }
 
@@ -467,15 +474,23 @@ func (b *rig) sequences(n int) string {
 	return name
 }
 
+// exported captures four sequences into ds, as a run named after the dtype, and
+// exports them in every format; it gives the folder of a format.
+func (b *rig) exported(ds, dtype, states string) func(format string) string {
+	b.t.Helper()
+	b.program(exitOK, "capture", "--target", b.model, "--sequences", b.sequences(4), "--run", dtype, "--states", states, "--dtype", dtype, "--out", ds)
+	to := func(format string) string { return filepath.Join(b.dir, dtype, format) }
+	for _, format := range []string{"vllm", "speculators", "specforge"} {
+		b.program(exitOK, "export", "--dataset", ds, "--run", dtype, "--format", format, "--to", to(format))
+	}
+	return to
+}
+
 func TestOthersOwnReadersReadWhatIsExported(t *testing.T) {
 	b := newRig(t)
 	ds := filepath.Join(b.dir, "ds")
 	for _, dtype := range []string{"bf16", "f32"} {
-		b.program(exitOK, "capture", "--target", b.model, "--sequences", b.sequences(4), "--run", dtype, "--states", "2,4,8", "--dtype", dtype, "--out", ds)
-		to := func(format string) string { return filepath.Join(b.dir, dtype, format) }
-		for _, format := range []string{"vllm", "speculators", "specforge"} {
-			b.program(exitOK, "export", "--dataset", ds, "--run", dtype, "--format", format, "--to", to(format))
-		}
+		to := b.exported(ds, dtype, "2,4,8")
 		for _, format := range []string{"speculators", "specforge"} {
 			p := start(t, "reader", b.python, "testdata/engines/readers.py", format, to(format), to("vllm"))
 			p.succeed(t, 3*time.Minute)
@@ -502,11 +517,7 @@ func TestTrainersOwnDataClassesReadWhatIsExported(t *testing.T) {
 	b := newRig(t)
 	ds := filepath.Join(b.dir, "ds")
 	for _, dtype := range []string{"bf16", "f32"} {
-		b.program(exitOK, "capture", "--target", b.model, "--sequences", b.sequences(4), "--run", dtype, "--states", "2,4,5,8", "--dtype", dtype, "--out", ds)
-		to := func(format string) string { return filepath.Join(b.dir, dtype, format) }
-		for _, format := range []string{"vllm", "speculators", "specforge"} {
-			b.program(exitOK, "export", "--dataset", ds, "--run", dtype, "--format", format, "--to", to(format))
-		}
+		to := b.exported(ds, dtype, "2,4,5,8")
 		for _, trainer := range []string{"speculators", "specforge"} {
 			p := start(t, trainer, b.python, "testdata/engines/trainers.py", trainer, to(trainer), to("vllm"))
 			p.succeed(t, 5*time.Minute)
