@@ -44,10 +44,10 @@ type live struct {
 	handled sync.WaitGroup
 }
 
-func newLive(dataset string, changes func() int64, now func() string, build func(context.Context) ([]byte, error)) *live {
+func newLive(dataset string, every time.Duration, changes func() int64, now func() string, build func(context.Context) ([]byte, error)) *live {
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &live{
-		dataset: dataset, changes: changes, now: now, build: build, every: liveEvery,
+		dataset: dataset, changes: changes, now: now, build: build, every: every,
 		cancel: cancel, done: make(chan struct{}), wake: make(chan struct{}, 1), fresh: make(chan struct{}),
 	}
 	go l.follow(ctx)

@@ -26,14 +26,13 @@ type liveTest struct {
 func startLive(t *testing.T) *liveTest {
 	t.Helper()
 	lt := &liveTest{}
-	lt.live = newLive("ds", lt.changed.Load, func() string { return fmt.Sprintf("%d stored", lt.changed.Load()) }, func(context.Context) ([]byte, error) {
+	lt.live = newLive("ds", 10*time.Millisecond, lt.changed.Load, func() string { return fmt.Sprintf("%d stored", lt.changed.Load()) }, func(context.Context) ([]byte, error) {
 		n := lt.builds.Add(1)
 		if lt.fail.Load() {
 			return nil, errors.New("<no> dataset & no report")
 		}
 		return fmt.Appendf(nil, "<main>\nreport %d of %d</main>", n, lt.changed.Load()), nil
 	})
-	lt.every = 10 * time.Millisecond
 	mux := http.NewServeMux()
 	lt.register(mux)
 	lt.srv = httptest.NewServer(mux)

@@ -168,7 +168,7 @@ func (s *storeJob) run(ctx context.Context, startServer func() error) (err error
 		}
 	}
 	if s.http != "" {
-		s.mon.live = newLive(s.ds.Dir(), s.mon.commitCount, s.mon.now, liveReport(s.ds.Dir()))
+		s.mon.live = newLive(s.ds.Dir(), liveEvery, s.mon.commitCount, s.mon.now, liveReport(s.ds.Dir()))
 	}
 	closeHTTP, err := serveHTTP(s.http, s.say, s.mon)
 	if err != nil {
