@@ -26,6 +26,7 @@ type world struct {
 	dev   cuda.Device
 	host  drafter.Host
 	text  func(int32) string
+	ids   func(string) []int32
 	seqs  []Sequence // with every state recorded
 	clean map[string][][]float32
 }
@@ -68,7 +69,7 @@ func newWorld(t *testing.T) *world {
 	w := &world{dev: dev, clean: map[string][][]float32{}, host: drafter.Host{
 		Embedding: m.Embedding(), Head: m.Head(),
 		Vocab: m.Config().Vocab, Hidden: m.Config().Hidden, Layers: m.Config().Layers,
-	}, text: func(id int32) string { return tok.Decode([]int32{id}) }}
+	}, text: func(id int32) string { return tok.Decode([]int32{id}) }, ids: tok.Encode}
 	w.host.FinalNorm, w.host.Eps, w.host.Gain = m.FinalNorm()
 	dec := json.NewDecoder(strings.NewReader(string(demotest.Read(t, "sequences.jsonl"))))
 	for dec.More() && len(w.seqs) < testSequences {
@@ -127,7 +128,7 @@ func key(ids []int32) string {
 func demoCase(t *testing.T, name string) Case {
 	t.Helper()
 	w := sharedWorld(t)
-	c := Case{Device: w.dev, Host: w.host, Text: w.text, Anchors: testAnchors, Capture: Capture{DType: schemas.F32, Exact: true}}
+	c := Case{Device: w.dev, Host: w.host, Text: w.text, Encode: w.ids, Anchors: testAnchors, Capture: Capture{DType: schemas.F32, Exact: true}}
 	c.Drafter = fixture(t, name)
 	c.Recompute = func(_ context.Context, ids []int32) ([][]float32, error) { return w.clean[key(ids)], nil }
 	for _, q := range w.seqs {
