@@ -112,13 +112,6 @@ func otherTarget(share float64) func(*testing.T, *studio, *Case) {
 	}
 }
 
-func idsOf(q Sequence) (out []int32) {
-	for _, t := range q.Tokens {
-		out = append(out, t.TokenID)
-	}
-	return out
-}
-
 // changedTarget is the target with other weights.
 func (s *studio) changedTarget(t *testing.T, change weightChange) *target.Model {
 	t.Helper()
@@ -232,9 +225,9 @@ var faultyCaptures = []faultyCapture{
 	{"another target, 2 %", []string{"capture-target"}, nil, otherTarget(0.02)},
 	{"another target, 50 %", []string{"capture-target"}, nil, otherTarget(0.5)},
 	{"another target, 20 %, another engine", []string{"capture-target", "capture-labels"}, nil, func(t *testing.T, s *studio, c *Case) { otherTarget(0.2)(t, s, c); foreign(c); bf16States(c) }},
-	{"a prefix that the ids lack", []string{"capture-target"}, nil, behind([]int32{1, 2898, 202, 274, 3261, 2264, 2, 202})},
-	{"turns recorded apart", []string{"capture-target"}, talking("", 3, 6), restarted},
-	{"turns recorded apart, another engine", []string{"capture-target"}, talking("", 3, 6), func(t *testing.T, s *studio, c *Case) { restarted(t, s, c); foreign(c); bf16States(c) }},
+	{"a prefix that the ids lack", []string{"capture-target", "packing"}, nil, behind([]int32{1, 2898, 202, 274, 3261, 2264, 2, 202})},
+	{"turns recorded apart", []string{"capture-target", "packing"}, talking("", 3, 6), restarted},
+	{"turns recorded apart, another engine", []string{"capture-target", "packing"}, talking("", 3, 6), func(t *testing.T, s *studio, c *Case) { restarted(t, s, c); foreign(c); bf16States(c) }},
 	{"Laplace noise on the taps", []string{"tap-noise"}, nil, plain(rowsOf([]int{2, 4, 5, 6}, every, func(_ *Case, n int, v, _ []float32) {
 		rng := rand.New(rand.NewPCG(3, uint64(n)))
 		for i := range v {

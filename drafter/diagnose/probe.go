@@ -324,17 +324,14 @@ func plainerFirst(left []trial) []trial {
 }
 
 // refineOrder exchanges further taps on top of the best order, as long as one
-// does better at the same level: more orders than two are exchanged in must be
-// found step by step.
+// does better: an order in which more than two are exchanged is found step by
+// step. That the order is wrong is known by then, so that a step needs no
+// share of the error.
 func (s *study) refineOrder(ctx context.Context, rep *replica, trials []trial) ([]trial, error) {
-	members := map[string]int{"tap-order": 0}
 	var top trial
 	for _, t := range trials {
-		if t.key == "tap-order" {
-			members[t.key]++
-			if t.wide != nil && (top.wide == nil || t.gain.Value > top.gain.Value) {
-				top = t
-			}
+		if t.key == "tap-order" && t.wide != nil && (top.wide == nil || t.gain.Value > top.gain.Value) {
+			top = t
 		}
 	}
 	s.pickAnchors(s.look * s.Anchors)
@@ -360,7 +357,7 @@ func (s *study) refineOrder(ctx context.Context, rep *replica, trials []trial) (
 		better := trial{}
 		for i, v := range tried {
 			over := s.tried(v, top.wide, ms[i+1])
-			if over.wide = ms[i+1]; over.significant(members) && (better.wide == nil || over.gain.Value > better.gain.Value) {
+			if over.wide = ms[i+1]; over.p < familyError && over.gain.Value > 0 && (better.wide == nil || over.gain.Value > better.gain.Value) {
 				better = over
 			}
 		}

@@ -104,7 +104,7 @@ func probeStates(ctx context.Context, s *study, r *Report) error {
 		}
 		r.Findings = append(r.Findings, f)
 	}
-	return s.probePacking(ctx, r, []string{"target-noise", "tap-noise"})
+	return s.probePacking(ctx, r, []string{"target-noise", "tap-noise", "capture-target", "capture-values"})
 }
 
 func (s *study) recordedStates() []int {
