@@ -121,6 +121,9 @@ func (c *checks) end(ctx context.Context, g *gathered) error {
 	if !g.aside {
 		faults = append(faults, g.Check()...)
 	}
+	if c.truth == nil && !g.aside {
+		faults = append(faults, g.Band(c.run.Profile)...)
+	}
 	if c.truth != nil && !g.aside && !slices.ContainsFunc(faults, func(f verify.Fault) bool { return f.Rule == "K3" || f.Rule == "K11" || f.Rule == "K6" }) {
 		more, err := c.truth.check(ctx, g.Sequence)
 		if err != nil {
