@@ -12,6 +12,7 @@ const (
 	systematicMost = 0.02
 	unevenMost     = 0.05 // of a variance, over channels and over rows
 	alike          = 0.1  // a correlation of two states' residuals
+	same           = 0.95 // the same
 )
 
 // residual describes stored minus recomputed.

@@ -172,9 +172,10 @@ func (s *study) identify(c int) (identity, []verdictOf, bool) {
 
 // tellNoise tells noise from another computation, for the states that nothing
 // else explains. Noise is drawn anew for every value: its mean over rows is
-// near zero in each channel, and it is either alike in all rows and channels
-// or differs from state to state. What another computation leaves is carried
-// on from layer to layer and is of another size in each channel.
+// near zero in each channel, and it differs from state to state, unless it was
+// drawn once for all of them; then, and where one state alone is recorded, it
+// must be of one size in all rows and channels. What another computation leaves
+// is carried on from layer to layer, in part.
 func (s *study) tellNoise(ids []identity, found map[int][]verdictOf) {
 	for i := range ids {
 		id := &ids[i]
@@ -191,7 +192,7 @@ func (s *study) tellNoise(ids []identity, found map[int][]verdictOf) {
 				id.later = true
 			}
 		}
-		id.noise = id.delta.drawn() && (id.delta.even() || !alone && likest < alike)
+		id.noise = id.delta.drawn() && (alone && id.delta.even() || !alone && (likest < alike || likest > same && id.delta.even()))
 	}
 }
 
