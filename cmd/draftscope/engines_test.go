@@ -27,6 +27,9 @@ type served struct {
 	ID        string  `json:"id"`
 	PromptLen int     `json:"prompt_len"`
 	InputIDs  []int32 `json:"input_ids"`
+
+	Stop       []string `json:"stop,omitempty"`        // stop strings of the request
+	StopReason any      `json:"stop_reason,omitempty"` // the one that ended it, or a token's id
 }
 
 // tapCounts are what both sides of the socket count.
@@ -199,6 +202,83 @@ func TestStatesAndAcceptanceFromTransformersAreThoseOfANativeRun(t *testing.T) {
 		t.Errorf("rounds of the tap and of the native run differ: %s", both)
 	}
 	t.Logf("acceptance:\n%s", b.query(ds, "SELECT run, drafter, method, budget, accept_len_macro, accept_len_micro FROM accept_len ORDER BY drafter, method, budget, run"))
+}
+
+// rewrite changes the sequences that an engine is to serve.
+func (b *rig) rewrite(change func([]served) []served) {
+	b.t.Helper()
+	raw, err := os.ReadFile(b.in)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var list []served
+	for line := range strings.SplitSeq(strings.TrimSpace(string(raw)), "\n") {
+		var s served
+		if err := json.Unmarshal([]byte(line), &s); err != nil {
+			b.t.Fatal(err)
+		}
+		list = append(list, s)
+	}
+	var out []byte
+	for _, s := range change(list) {
+		line, err := json.Marshal(s)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		out = append(append(out, line...), '\n')
+	}
+	if err := os.WriteFile(b.in, out, 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// lent checks that the first rows of the sequences that say so are, to the
+// last bit, those of the sequence of run r1 that they name, and returns how
+// many such sequences and rows of a state there are.
+func (b *rig) lent(ds string) (sequences, rows int) {
+	b.t.Helper()
+	got := b.query(ds, `WITH lent AS (SELECT seq_id, tags['draftscope.prefix_rows']::INT AS n, tags['draftscope.prefix_from'] AS lender FROM sequences
+			WHERE run = 'r1' AND tags['draftscope.prefix_rows'] IS NOT NULL)
+		SELECT (SELECT count(*) FROM lent), (SELECT sum(n) FROM lent), count(*) / count(DISTINCT a.state), count(*) FILTER (a.vec != b.vec OR ta.token_id != tb.token_id)
+		FROM lent l JOIN states a ON a.run = 'r1' AND a.seq_id = l.seq_id AND a.pos < l.n
+		JOIN states b ON b.run = 'r1' AND b.seq_id = l.lender AND b.pos = a.pos AND b.state = a.state
+		JOIN tokens ta ON ta.run = 'r1' AND ta.seq_id = a.seq_id AND ta.pos = a.pos JOIN tokens tb ON tb.run = 'r1' AND tb.seq_id = b.seq_id AND tb.pos = a.pos`)
+	var found float64
+	var differ int
+	line := strings.ReplaceAll(got[strings.LastIndex(got, "\n")+1:], ",", " ")
+	if _, err := fmt.Sscan(line, &sequences, &rows, &found, &differ); err != nil {
+		b.t.Fatalf("%v: %s", err, got)
+	}
+	b.t.Logf("%d sequences were completed with %d rows of others", sequences, rows)
+	if differ != 0 || int(found) != rows {
+		b.t.Errorf("%d rows are lent, %v compare, and %d of all states differ from the lender's", rows, found, differ)
+	}
+	return sequences, rows
+}
+
+func TestAPrefixThatACacheHasIsCompletedFromAnotherRequestsRows(t *testing.T) {
+	b := newRig(t)
+	b.rewrite(func(list []served) []served { return list[:9] })
+	ds := filepath.Join(b.dir, "ds")
+	daemon := b.tap("--out", ds, "--once", "--states", "2,4,5,6,8", "--probe-every", "1")
+	engine := b.drive("prefix", "--count", "9", "--new", "40")
+	engine.succeed(t, 5*time.Minute)
+	daemon.succeed(t, time.Minute)
+	list := last[driven](t, engine).Served
+	if n, rows := b.lent(ds); n != 8 || rows != 8*list[0].PromptLen {
+		t.Errorf("%d sequences completed with %d rows, want 8 with %d each", n, rows, list[0].PromptLen)
+	}
+	b.likeNative(ds, list, 0.9999)
+	// Without rows to complete them from, they are refused.
+	refused := filepath.Join(b.dir, "refused")
+	daemon = b.tap("--out", refused, "--once", "--states", "2,4,5,6,8", "--prefix-memory", "0")
+	b.drive("prefix", "--count", "9", "--new", "4").succeed(t, 5*time.Minute)
+	if code := daemon.exit(t, time.Minute); code != exitPartial {
+		t.Fatalf("exit %d, want %d: %s", code, exitPartial, lastLines(daemon))
+	}
+	if got := b.query(refused, `SELECT (SELECT count(*) FROM sequences), count(*) FROM faults WHERE "check" = 'K3' AND detail LIKE '%a prefix cache has them%'`); !strings.HasSuffix(got, "\n1,8") {
+		t.Errorf("stored, refused: %s; want 1 and 8", got)
+	}
 }
 
 func TestEnginesThatComputeInSixteenBitsPassTheProbe(t *testing.T) {
