@@ -43,11 +43,8 @@ func manyParts(t testing.TB, d *Dataset, run Run, shard, from, n int, cfg SinkCo
 func TestACompactedRunHoldsWhatItHeld(t *testing.T) {
 	for _, dtype := range []schemas.DType{schemas.BF16, schemas.F32} {
 		t.Run(string(dtype), func(t *testing.T) {
-			d := mustCreate(t, t.TempDir())
 			run := testRun("r1", 96, dtype)
-			if err := d.AddRun(run); err != nil {
-				t.Fatal(err)
-			}
+			d := mustCreate(t, t.TempDir(), run)
 			want := map[string]sample{}
 			cfg := SinkConfig{RowGroupBytes: 4 * 96 * 10, Stream: "s", StreamCreated: time.Unix(1e9, 5)}
 			manyParts(t, d, run, 0, 1, 6, cfg, want)
@@ -115,11 +112,8 @@ func mapsEqual(a, b map[string]string) bool {
 }
 
 func TestCompactionStopsAtTheTarget(t *testing.T) {
-	d := mustCreate(t, t.TempDir())
 	run := testRun("r1", 96, schemas.BF16)
-	if err := d.AddRun(run); err != nil {
-		t.Fatal(err)
-	}
+	d := mustCreate(t, t.TempDir(), run)
 	want := map[string]sample{}
 	manyParts(t, d, run, 0, 1, 9, SinkConfig{}, want)
 	var size int64
@@ -227,11 +221,8 @@ func (d *deadDisk) Rename(from, to string) error {
 }
 
 func TestADamagedPartIsNotCompacted(t *testing.T) {
-	d := mustCreate(t, t.TempDir())
 	run := testRun("r1", 96, schemas.BF16)
-	if err := d.AddRun(run); err != nil {
-		t.Fatal(err)
-	}
+	d := mustCreate(t, t.TempDir(), run)
 	manyParts(t, d, run, 0, 1, 3, SinkConfig{}, map[string]sample{})
 	parts := partsOf(t, d, "states")
 	spoilFile(t, parts[1], func(b []byte) []byte { b[len(b)/2] ^= 1; return b })

@@ -84,11 +84,8 @@ func everyBf16(run Run, id string) sample {
 
 func TestDuckDBReadsEveryColumnNatively(t *testing.T) {
 	mem := memory.NewGoAllocator()
-	d := mustCreate(t, t.TempDir())
 	run := testRun("r1", 64, schemas.BF16)
-	if err := d.AddRun(run); err != nil {
-		t.Fatal(err)
-	}
+	d := mustCreate(t, t.TempDir(), run)
 	if err := d.AddDrafter("r1", Drafter{Name: "good", Fingerprint: "f"}); err != nil {
 		t.Fatal(err)
 	}

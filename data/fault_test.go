@@ -83,10 +83,7 @@ func TestAFullDiskAnywhereInACommitLosesNothing(t *testing.T) {
 		if err := d.AddRun(run); err != nil {
 			t.Fatal(err)
 		}
-		s, err := d.CaptureSink("r1", 0, SinkConfig{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := mustSink(t, d)
 		want := map[string]sample{}
 		for i := range 2 {
 			id := fmt.Sprintf("p%d", i)
@@ -100,7 +97,7 @@ func TestAFullDiskAnywhereInACommitLosesNothing(t *testing.T) {
 		}
 		bad := &failingDisk{disk: osDisk{}, at: at, err: syscall.ENOSPC}
 		d.disk = bad
-		err = s.Commit(t.Context())
+		err := s.Commit(t.Context())
 		d.disk = osDisk{}
 		if bad.where == "" { // every operation has had its turn
 			if err != nil {
@@ -161,10 +158,7 @@ func TestARepeatIsDroppedAndAnotherIsAFault(t *testing.T) {
 	}
 	for attempt, want := range []Counts{{Stored: 1, Repeats: 1, Conflicts: 1}, {Repeats: 2, Conflicts: 1}} {
 		mem := checked(t)
-		s, err := d.CaptureSink("r1", 0, SinkConfig{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := mustSink(t, d)
 		feed(t, s, "p0", 1, first.records(t, mem, 5)) // first of all, uncommitted
 		feed(t, s, "p0", 2, first.records(t, mem, 3)) // cut differently
 		feed(t, s, "p0", 3, second.records(t, mem, 5))
@@ -206,14 +200,8 @@ func TestAFaultyCaptureIsStoredAsItsFaultOnly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			mem := checked(t)
-			d := mustCreate(t, t.TempDir())
-			if err := d.AddRun(run); err != nil {
-				t.Fatal(err)
-			}
-			s, err := d.CaptureSink("r1", 0, SinkConfig{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			d := mustCreate(t, t.TempDir(), run)
+			s := mustSink(t, d)
 			defer s.Close()
 			good, bad := newSample(run, "good", 30), newSample(run, "bad", 512)
 			tt.spoil(&bad)
@@ -237,15 +225,9 @@ func TestAFaultyCaptureIsStoredAsItsFaultOnly(t *testing.T) {
 func TestAFaultRecordOfTheStreamIsStoredOnce(t *testing.T) {
 	mem := checked(t)
 	run := testRun("r1", 8, schemas.F32)
-	d := mustCreate(t, t.TempDir())
-	if err := d.AddRun(run); err != nil {
-		t.Fatal(err)
-	}
+	d := mustCreate(t, t.TempDir(), run)
 	for range 2 {
-		s, err := d.CaptureSink("r1", 0, SinkConfig{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := mustSink(t, d)
 		recs := newSample(run, "p0", 9).records(t, mem, 4)
 		recs = append(recs, schemas.Record(mem, schemas.Envelope{Table: schemas.TableFaults, Run: "r1"},
 			[]schemas.Fault{{SeqID: "p0", Chunk: 3, Check: "K4", Detail: "ids differ at 1"}}))
@@ -267,14 +249,8 @@ func TestAFaultRecordOfTheStreamIsStoredOnce(t *testing.T) {
 func TestADroppedSequenceLeavesNothing(t *testing.T) {
 	mem := checked(t)
 	run := testRun("r1", 8, schemas.F32)
-	d := mustCreate(t, t.TempDir())
-	if err := d.AddRun(run); err != nil {
-		t.Fatal(err)
-	}
-	s, err := d.CaptureSink("r1", 0, SinkConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := mustCreate(t, t.TempDir(), run)
+	s := mustSink(t, d)
 	recs := newSample(run, "p0", 9).records(t, mem, 4)
 	for i, rec := range recs {
 		if i < 2 {
@@ -307,10 +283,7 @@ func TestADroppedSequenceLeavesNothing(t *testing.T) {
 func TestNumbersThatStartAgainOverwriteNothing(t *testing.T) {
 	mem := checked(t)
 	run := testRun("r1", 8, schemas.F32)
-	d := mustCreate(t, t.TempDir())
-	if err := d.AddRun(run); err != nil {
-		t.Fatal(err)
-	}
+	d := mustCreate(t, t.TempDir(), run)
 	want := map[string]sample{}
 	for i := range 3 {
 		s, err := d.CaptureSink("r1", 0, SinkConfig{Stream: "STATES"})
@@ -334,14 +307,8 @@ func TestNumbersThatStartAgainOverwriteNothing(t *testing.T) {
 func TestACancelledCommitStoresNothing(t *testing.T) {
 	mem := checked(t)
 	run := testRun("r1", 8, schemas.F32)
-	d := mustCreate(t, t.TempDir())
-	if err := d.AddRun(run); err != nil {
-		t.Fatal(err)
-	}
-	s, err := d.CaptureSink("r1", 0, SinkConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := mustCreate(t, t.TempDir(), run)
+	s := mustSink(t, d)
 	defer s.Close()
 	feed(t, s, "p0", 1, newSample(run, "p0", 6).records(t, mem, 6))
 	ctx, cancel := context.WithCancel(t.Context())

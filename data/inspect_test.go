@@ -310,14 +310,8 @@ func TestEveryBf16CodeComesBackThroughParquet(t *testing.T) {
 
 func TestBf16StatesTakeTheirEntropyOnDisk(t *testing.T) {
 	run := testRun("r1", 2048, schemas.BF16)
-	d := mustCreate(t, t.TempDir())
-	if err := d.AddRun(run); err != nil {
-		t.Fatal(err)
-	}
-	s, err := d.CaptureSink("r1", 0, SinkConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := mustCreate(t, t.TempDir(), run)
+	s := mustSink(t, d)
 	defer s.Close()
 	want := newSample(run, "p0", 250)
 	feed(t, s, "p0", 1, want.records(t, checked(t), 64))

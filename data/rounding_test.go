@@ -87,16 +87,10 @@ func TestARoundedRunKeepsWhatItPromises(t *testing.T) {
 		for _, dtype := range []schemas.DType{schemas.BF16, schemas.F32} {
 			t.Run(fmt.Sprintf("%s of %s", r, dtype), func(t *testing.T) {
 				mem := checked(t)
-				d := mustCreate(t, t.TempDir())
 				run := testRun("r1", 256, dtype)
 				run.Rounding = r
-				if err := d.AddRun(run); err != nil {
-					t.Fatal(err)
-				}
-				s, err := d.CaptureSink("r1", 0, SinkConfig{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				d := mustCreate(t, t.TempDir(), run)
+				s := mustSink(t, d)
 				defer s.Close()
 				captured, want := map[string]sample{}, map[string]sample{}
 				for i := range 3 {
@@ -197,16 +191,10 @@ func TestARoundingNobodyKnowsIsRefused(t *testing.T) {
 }
 
 func TestAFaultyRowIsFoundThoughItIsRounded(t *testing.T) {
-	d := mustCreate(t, t.TempDir())
 	run := testRun("r1", 16, schemas.BF16)
 	run.Rounding = E4M3
-	if err := d.AddRun(run); err != nil {
-		t.Fatal(err)
-	}
-	s, err := d.CaptureSink("r1", 0, SinkConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := mustCreate(t, t.TempDir(), run)
+	s := mustSink(t, d)
 	defer s.Close()
 	smp := newSample(run, "p0", 9)
 	smp.states[1][2*16*4], smp.states[1][2*16*4+1] = 0x80, 0x7f // an infinity in row 4
@@ -224,16 +212,10 @@ func TestAFaultyRowIsFoundThoughItIsRounded(t *testing.T) {
 func TestRoundedStatesTakeLess(t *testing.T) {
 	sizes, vec := map[Rounding]int64{}, int64(0)
 	for _, r := range []Rounding{Lossless, E4M3, Int8} {
-		d := mustCreate(t, t.TempDir())
 		run := testRun("r1", 2560, schemas.BF16)
 		run.Rounding = r
-		if err := d.AddRun(run); err != nil {
-			t.Fatal(err)
-		}
-		s, err := d.CaptureSink("r1", 0, SinkConfig{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := mustCreate(t, t.TempDir(), run)
+		s := mustSink(t, d)
 		smp := newSample(testRun("r1", 1, schemas.BF16), "p0", 128)
 		smp.spec.Hidden = 2560
 		smp.states = statefiletest.Residual(1, 3, 128, 2560, schemas.BF16)

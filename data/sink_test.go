@@ -122,14 +122,30 @@ func feed(t testing.TB, s port, seq string, streamSeq uint64, recs []arrow.Recor
 	}
 }
 
-func mustCreate(t testing.TB, dir string) *Dataset {
+// mustCreate makes a dataset with some runs, closed when the test ends.
+func mustCreate(t testing.TB, dir string, runs ...Run) *Dataset {
 	t.Helper()
 	d, err := Create(dir, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { d.Close() })
+	for _, run := range runs {
+		if err := d.AddRun(run); err != nil {
+			t.Fatal(err)
+		}
+	}
 	return d
+}
+
+// mustSink takes the captures of partition 0 of r1.
+func mustSink(t testing.TB, d *Dataset) *CaptureSink {
+	t.Helper()
+	s, err := d.CaptureSink("r1", 0, SinkConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
 
 // checked is an allocator that fails the test when something is left of it.
@@ -158,11 +174,8 @@ func TestACaptureComesBackBitForBit(t *testing.T) {
 	for _, dtype := range []schemas.DType{schemas.BF16, schemas.F32} {
 		t.Run(string(dtype), func(t *testing.T) {
 			mem := checked(t)
-			d := mustCreate(t, t.TempDir())
 			run := testRun("r1", 96, dtype)
-			if err := d.AddRun(run); err != nil {
-				t.Fatal(err)
-			}
+			d := mustCreate(t, t.TempDir(), run)
 			s, err := d.CaptureSink("r1", 1, SinkConfig{RowGroupBytes: 96 * 4 * 10})
 			if err != nil {
 				t.Fatal(err)
@@ -194,11 +207,8 @@ func TestACaptureComesBackBitForBit(t *testing.T) {
 
 func TestSinksWorkAtOnce(t *testing.T) {
 	mem := checked(t)
-	d := mustCreate(t, t.TempDir())
 	run := testRun("r1", 16, schemas.BF16)
-	if err := d.AddRun(run); err != nil {
-		t.Fatal(err)
-	}
+	d := mustCreate(t, t.TempDir(), run)
 	if err := d.AddDrafter("r1", Drafter{Name: "good"}); err != nil {
 		t.Fatal(err)
 	}

@@ -30,10 +30,7 @@ func TestATinyDiskGivesOneClearError(t *testing.T) {
 		t.Fatal(err)
 	}
 	mem := checked(t)
-	s, err := d.CaptureSink("r1", 0, SinkConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := mustSink(t, d)
 	defer s.Close()
 	small, large := newSample(run, "p0", 10), newSample(run, "p1", 400)
 	feed(t, s, "p0", 1, small.records(t, mem, 64))

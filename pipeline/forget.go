@@ -126,19 +126,34 @@ func (s *Session) messagesOf(ctx context.Context, r route, partition int, seq st
 // eachHeader visits the header of every message that a stream holds under a
 // subject now; an empty subject is all of them.
 func (s *Session) eachHeader(ctx context.Context, stream jetstream.Stream, subject string, visit func(h header, number uint64)) error {
+	return s.eachMessage(ctx, stream, subject, true, func(m jetstream.Msg, number uint64) error {
+		if h, err := parseHeader(m.Headers()); err == nil {
+			visit(h, number)
+		}
+		return nil
+	})
+}
+
+// eachMessage visits every message that a stream holds under a subject now, or
+// its header only; an empty subject is all of them. It leaves the streams and
+// their readers as they are.
+func (s *Session) eachMessage(ctx context.Context, stream jetstream.Stream, subject string, headers bool, visit func(m jetstream.Msg, number uint64) error) error {
 	name, last := stream.CachedInfo().Config.Name, stream.CachedInfo().State.LastSeq
 	if stream.CachedInfo().State.Msgs == 0 {
 		return nil
 	}
-	cfg := jetstream.OrderedConsumerConfig{HeadersOnly: true}
+	cfg := jetstream.OrderedConsumerConfig{HeadersOnly: headers}
 	if subject != "" {
 		cfg.FilterSubjects = []string{subject}
 	}
 	consumer, err := stream.OrderedConsumer(ctx, cfg)
 	if err != nil {
-		return fmt.Errorf("reading the headers of %s: %w", name, err)
+		return fmt.Errorf("reading %s: %w", name, err)
 	}
-	const atOnce = 1000
+	atOnce := 1000
+	if !headers {
+		atOnce = pullBatch
+	}
 	// The client takes a second without any answer for an answer: that there
 	// is no more.
 	const silence, silences = time.Second, 10
@@ -146,7 +161,7 @@ func (s *Session) eachHeader(ctx context.Context, stream jetstream.Stream, subje
 		asked := time.Now()
 		batch, err := consumer.FetchNoWait(atOnce)
 		if err != nil {
-			return fmt.Errorf("reading the headers of %s: %w", name, err)
+			return fmt.Errorf("reading %s: %w", name, err)
 		}
 		n := 0
 		for m := range batch.Messages() {
@@ -155,15 +170,18 @@ func (s *Session) eachHeader(ctx context.Context, stream jetstream.Stream, subje
 			if err != nil {
 				continue
 			}
-			if h, err := parseHeader(m.Headers()); err == nil {
-				visit(h, meta.Sequence.Stream)
+			if meta.Sequence.Stream > last {
+				return nil
+			}
+			if err := visit(m, meta.Sequence.Stream); err != nil {
+				return err
 			}
 			if meta.Sequence.Stream >= last {
 				return nil
 			}
 		}
 		if err := batch.Error(); err != nil {
-			return fmt.Errorf("reading the headers of %s: %w", name, err)
+			return fmt.Errorf("reading %s: %w", name, err)
 		}
 		switch {
 		case n > 0:
@@ -172,7 +190,7 @@ func (s *Session) eachHeader(ctx context.Context, stream jetstream.Stream, subje
 			return nil
 		default:
 			if silent++; silent == silences {
-				return fmt.Errorf("reading the headers of %s: %w", name, nats.ErrTimeout)
+				return fmt.Errorf("reading %s: %w", name, nats.ErrTimeout)
 			}
 		}
 	}

@@ -91,7 +91,7 @@ func diagnoseJob(ctx context.Context, j *job, d diagnoseFlags) (err error) {
 	c.Capture = diagnose.Capture{DType: record.DType, Exact: sameArithmetic(record, j.dev.Name()), Rounded: record.Rounding != data.Lossless}
 	c.Recompute, c.Progress = j.recompute, j.passes()
 	if j.tok != nil {
-		c.Text = func(id int32) string { return j.tok.Decode([]int32{id}) }
+		c.Text, c.Encode = func(id int32) string { return j.tok.Decode([]int32{id}) }, j.tok.Encode
 	}
 	var fingerprint string
 	if c.Drafter, fingerprint, err = j.examined(record, d.drafter); err != nil {

@@ -144,6 +144,9 @@ func (j *job) importFiles(ctx context.Context, format, dir string, cfg files.Con
 	if record.Rounding, err = roundingOf(j.encoding, spec.DType); err != nil {
 		return err
 	}
+	if record.Profile, err = j.profile(record, piecesOf(source.First())); err != nil {
+		return err
+	}
 	if err := j.ds.AddRun(record); err != nil {
 		return dataError(err)
 	}

@@ -338,8 +338,9 @@ func (j *job) newStage(partition int) (pipeline.Stage, error) {
 	if partition >= len(j.workers) {
 		return nil, badUsage("the stream of run %s has more partitions than --partitions %d; give at least %d", j.run, j.parts, partition+1)
 	}
+	run, _ := j.recorded()
 	cfg := drafter.Config{
-		Drafters: j.workers[worker], Host: hostOf(j.model), Device: j.devs[worker],
+		Drafters: j.workers[worker], Host: hostOf(j.model), Device: j.devs[worker], Profile: run.Profile,
 		Anchors: drafter.Mode(j.anchors.value), Budgets: j.budgets, Losses: losses, Log: j.log,
 	}
 	if j.effort != nil {

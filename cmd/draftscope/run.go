@@ -131,6 +131,9 @@ func captureJob(ctx context.Context, j *job, score bool) (err error) {
 	}
 	record := j.record(states)
 	record.Rounding = rounding
+	if record.Profile, err = j.profile(record, beginnings(source)); err != nil {
+		return err
+	}
 	if err := j.ds.AddRun(record); err != nil {
 		return dataError(err)
 	}

@@ -211,11 +211,14 @@ func (t *tapJob) capture(ctx context.Context, l *tap.Listener, first *tap.Engine
 	}
 	t.opened.add(session)
 	record := t.record(first.Hello, states, dtype)
+	if record.Profile, err = t.profile(record, someTexts(t.tok)); err != nil {
+		return refuse(err)
+	}
 	if t.ds == nil {
 		err = t.describeRun(ctx, session, record)
 	} else if record.Rounding, err = roundingOf(t.encoding, dtype); err == nil {
 		if err = dataError(t.ds.AddRun(record)); err == nil {
-			err = t.addDrafters()
+			err = errors.Join(t.addDrafters(), t.begin(nil))
 		}
 	}
 	if err != nil {
@@ -304,6 +307,8 @@ func (t *tapJob) conclude(ctx context.Context, source *tap.Source, move func() (
 		return tapError(err)
 	case len(t.names) > 0:
 		return t.job.conclude(ctx, sum)
+	case t.ds != nil && !t.checkOnly && c.Faults+c.Tombstones == 0:
+		return t.finish(sum)
 	case c.Faults+c.Tombstones > 0:
 		return exitError{exitPartial, fmt.Errorf("%d requests did not finish and %d were set aside; the table faults says why", c.Tombstones, c.Faults)}
 	}

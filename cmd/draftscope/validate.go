@@ -14,12 +14,12 @@ import (
 	"github.com/draftscope/draftscope/data"
 	"github.com/draftscope/draftscope/data/query"
 	"github.com/draftscope/draftscope/drafter"
-	"github.com/draftscope/draftscope/drafter/diagnose"
 	"github.com/draftscope/draftscope/extract/safetensors"
 	"github.com/draftscope/draftscope/extract/verify"
 )
 
 const validateHelp = `usage: draftscope validate PATH [--target DIR] [--strict] [--json]
+       draftscope validate --nats URL [--run R] [--target DIR] [--strict] [--json]
 
 Checks a dataset, a drafter's folder (finite weights, shapes and d2t as its
 config.json says), a safetensors file of captured states, or a folder of such
@@ -29,6 +29,9 @@ for that target, tokens are held against its vocabulary, recorded answers
 against its head on the recorded final state (K5), and the size of each state
 against a few sequences that it runs again (K7).
 
+With --nats it does the same to the messages of the runs on a server, up to what
+their streams hold when it begins; readers and messages stay as they are.
+
 Exit status: 0 no fault, 4 some samples or files are faulty and others are not,
 2 nothing in PATH can be used, or nothing is in it. Warnings count as faults with --strict.
 
@@ -36,10 +39,14 @@ examples:
   draftscope validate draftscope-data
   draftscope validate ./drafters/v3 --target ./qwen
   draftscope validate capture.safetensors --json
+  draftscope validate --nats nats://host:4222 --run r1
 `
 
-// kindDataset is the kind of a dataset in what validate prints.
-const kindDataset = "dataset"
+// The kinds of what validate prints that hold sequences.
+const (
+	kindDataset = "dataset"
+	kindStream  = "stream"
+)
 
 // validation is what validate found.
 type validation struct {
@@ -86,11 +93,14 @@ func (v *validation) damaged(path string, reason string) {
 
 // unusable says that there is nothing in PATH that can be used.
 func (v *validation) unusable() bool {
-	if v.Kind == kindDataset {
+	if v.ofSequences() {
 		return v.sound == 0
 	}
 	return v.Faulty >= v.Samples
 }
+
+// ofSequences says that faults of files or messages are not faults of samples.
+func (v *validation) ofSequences() bool { return v.Kind == kindDataset || v.Kind == kindStream }
 
 func cmdValidate(ctx context.Context, args []string, out streams) error {
 	var j jobFlags
@@ -98,18 +108,29 @@ func cmdValidate(ctx context.Context, args []string, out streams) error {
 	flags.StringVar(&j.target, "target", "", "the target's model `DIR`")
 	strict := flags.Bool("strict", false, "warnings are faults")
 	asJSON := flags.Bool("json", false, "print JSON")
+	flags.StringVar(&j.nats, "nats", "", "check what the JetStream server at `URL` holds")
+	flags.StringVar(&j.run, "run", "", "with --nats, only the run of this `NAME`")
 	j.backendFlags(flags)
 	rest, err := parse(flags, args)
 	if err != nil {
 		return err
 	}
-	if len(rest) != 1 {
-		return badUsage("validate wants one PATH, and got %d", len(rest))
+	switch {
+	case j.nats != "" && len(rest) > 0:
+		return badUsage("--nats and PATH exclude each other: the one checks a server's streams, the other what lies at %s", rest[0])
+	case j.nats != "":
+		if err := needServer(j.nats); err != nil {
+			return err
+		}
+	case j.run != "":
+		return badUsage("--run goes with --nats")
+	case len(rest) != 1:
+		return badUsage("validate wants one PATH, or --nats URL, and got %d", len(rest))
 	}
 	if j.target == "" && (j.backend.value == "cuda" || j.precision.value != gpu.F32.String()) {
 		return badUsage("--backend and --precision say what runs the target: give --target too, or leave them out")
 	}
-	v, err := validate(ctx, newJob(j, out), rest[0])
+	v, err := validate(ctx, newJob(j, out), strings.Join(rest, ""))
 	if err != nil {
 		return err
 	}
@@ -139,7 +160,7 @@ func cmdValidate(ctx context.Context, args []string, out streams) error {
 	case v.unusable():
 		return badUsage("nothing in %s can be used: %d faults", v.Path, v.Faults)
 	}
-	if v.Kind == kindDataset { // faults of files are not faults of samples
+	if v.ofSequences() {
 		return exitError{exitPartial, fmt.Errorf("%s has %d faults; %d of %d samples that could be read are whole", v.Path, v.Faults, v.sound, v.Samples)}
 	}
 	return exitError{exitPartial, fmt.Errorf("%s has %d faults in %d of %d samples", v.Path, v.Faults, v.Faulty, v.Samples)}
@@ -158,7 +179,7 @@ func (v *validation) write(w io.Writer) error {
 
 func validate(ctx context.Context, j *job, path string) (v *validation, err error) {
 	info, err := os.Stat(path)
-	if err != nil {
+	if err != nil && j.nats == "" {
 		return nil, badUsage("there is no %s", path)
 	}
 	defer func() { err = errors.Join(err, j.opened.Close()) }()
@@ -168,6 +189,10 @@ func validate(ctx context.Context, j *job, path string) (v *validation, err erro
 		}
 	}
 	v = &validation{Path: path, ByRule: map[string]int{}, Lines: []verify.Fault{}, bad: map[string]bool{}, files: map[string]bool{}}
+	if j.nats != "" {
+		v.Path, v.Kind = j.nats, kindStream
+		return v, j.validateServer(ctx, v)
+	}
 	has := func(name string) bool {
 		_, err := os.Stat(filepath.Join(path, name))
 		return err == nil
@@ -234,17 +259,8 @@ func (j *job) validateRun(ctx context.Context, v *validation, ds *data.Dataset, 
 		return dataError(err)
 	}
 	defer func() { err = errors.Join(err, source.Close()) }()
-	vocab := 0
-	var against *truth
-	switch {
-	case j.model == nil:
-	case r.Hidden != j.model.Config().Hidden || r.Layers != j.model.Config().Layers:
-		v.fault("run "+r.Name, "K6", "its target has %d layers of width %d, the one of --target %d of %d", r.Layers, r.Hidden, j.model.Config().Layers, j.model.Config().Hidden)
-	default:
-		vocab = j.model.Config().Vocab
-		against = newTruth(j)
-	}
-	open := diagnose.Sequence{States: map[int][]float32{}}
+	checks := j.checksOf(v, r, "run "+r.Name)
+	open := checks.begin("")
 	for {
 		id, rec, last, err := source.Next(ctx)
 		if errors.Is(err, io.EOF) {
@@ -253,7 +269,8 @@ func (j *job) validateRun(ctx context.Context, v *validation, ds *data.Dataset, 
 		if err != nil {
 			return dataError(err)
 		}
-		err = takeRecord(&open, rec)
+		open.ID = id
+		err = open.take(rec)
 		rec.Release()
 		if err != nil {
 			return fmt.Errorf("reading sequence %s: %w", id, err)
@@ -261,37 +278,31 @@ func (j *job) validateRun(ctx context.Context, v *validation, ds *data.Dataset, 
 		if !last {
 			continue
 		}
-		v.Samples++
-		q := verify.Sequence{ID: id, Length: -1, Tokens: open.Tokens, States: open.States, Hidden: r.Hidden, Recorded: r.States, Layers: r.Layers, Vocab: vocab}
-		faults := q.Check()
-		if against != nil && !slices.ContainsFunc(faults, func(f verify.Fault) bool { return f.Rule == "K3" || f.Rule == "K11" }) {
-			more, err := against.check(ctx, q)
-			if err != nil {
-				return fmt.Errorf("checking sequence %s against the target: %w", id, err)
-			}
-			faults = append(faults, more...)
+		if err := checks.end(ctx, open); err != nil {
+			return err
 		}
-		before := v.Faults
-		for _, f := range faults {
-			f.File = "run " + r.Name
-			v.add(f)
-		}
-		if v.Faults == before {
-			v.sound++
-		}
-		open = diagnose.Sequence{States: map[int][]float32{}}
+		open = checks.begin("")
 	}
 }
+
+// What is wrong with rows of a result.
+const (
+	unmaskedScored = "slots are scored though their own token carries no loss mask"
+	maskedUnscored = "slots are not scored though their own token carries loss mask and label"
+	wrongHit       = "hits differ from draft_token = label"
+	otherText      = "data tokens differ from the sequence"
+	wrongLength    = "rounds whose accept_len is not accepted + 1, or that accepted more than was proposed"
+)
 
 // resultChecks are what no row of a result may be, in SQL. Each gives the
 // sequence, the anchor, and what is wrong.
 var resultChecks = []struct{ rule, where, sql string }{
 	{"", "set aside", `SELECT run || ' faults', seq_id, -1, "check" || ': ' || detail FROM faults ORDER BY ALL`},
-	{"K10", "scored without a mask", `SELECT run || ' ' || drafter, seq_id, min(anchor), count(*) || ' slots are scored though their own token carries no loss mask' FROM slots WHERE hit IS NOT NULL AND loss_mask IS DISTINCT FROM true GROUP BY ALL ORDER BY ALL`},
-	{"K10", "unscored with a mask", `SELECT run || ' ' || drafter, seq_id, min(anchor), count(*) || ' slots are not scored though their own token carries loss mask and label' FROM slots WHERE hit IS NULL AND loss_mask AND label IS NOT NULL GROUP BY ALL ORDER BY ALL`},
-	{"K19", "a wrong hit", `SELECT run || ' ' || drafter, seq_id, min(anchor), count(*) || ' hits differ from draft_token = label' FROM slots WHERE hit IS NOT NULL AND hit <> (draft_token = label) GROUP BY ALL ORDER BY ALL`},
-	{"K4", "another text", `SELECT s.run || ' ' || s.drafter, s.seq_id, min(s.anchor), count(*) || ' data tokens differ from the sequence' FROM slots s JOIN tokens t ON t.run = s.run AND t.seq_id = s.seq_id AND t.pos = s.anchor + s.slot WHERE s.data_token <> t.token_id GROUP BY ALL ORDER BY ALL`},
-	{"K19", "a wrong length", `SELECT run || ' ' || drafter, seq_id, min(anchor), count(*) || ' rounds whose accept_len is not accepted + 1, or that accepted more than was proposed' FROM rounds WHERE accept_len <> accepted + 1 OR accepted > proposed OR accepted < 0 GROUP BY ALL ORDER BY ALL`},
+	{"K10", "scored without a mask", `SELECT run || ' ' || drafter, seq_id, min(anchor), count(*) || ' ` + unmaskedScored + `' FROM slots WHERE hit IS NOT NULL AND loss_mask IS DISTINCT FROM true GROUP BY ALL ORDER BY ALL`},
+	{"K10", "unscored with a mask", `SELECT run || ' ' || drafter, seq_id, min(anchor), count(*) || ' ` + maskedUnscored + `' FROM slots WHERE hit IS NULL AND loss_mask AND label IS NOT NULL GROUP BY ALL ORDER BY ALL`},
+	{"K19", "a wrong hit", `SELECT run || ' ' || drafter, seq_id, min(anchor), count(*) || ' ` + wrongHit + `' FROM slots WHERE hit IS NOT NULL AND hit <> (draft_token = label) GROUP BY ALL ORDER BY ALL`},
+	{"K4", "another text", `SELECT s.run || ' ' || s.drafter, s.seq_id, min(s.anchor), count(*) || ' ` + otherText + `' FROM slots s JOIN tokens t ON t.run = s.run AND t.seq_id = s.seq_id AND t.pos = s.anchor + s.slot WHERE s.data_token <> t.token_id GROUP BY ALL ORDER BY ALL`},
+	{"K19", "a wrong length", `SELECT run || ' ' || drafter, seq_id, min(anchor), count(*) || ' ` + wrongLength + `' FROM rounds WHERE accept_len <> accepted + 1 OR accepted > proposed OR accepted < 0 GROUP BY ALL ORDER BY ALL`},
 }
 
 func (j *job) validateResults(ctx context.Context, v *validation, path string) error {
@@ -406,7 +417,7 @@ func finiteTensors(v *validation, path string, w *safetensors.Checkpoint) {
 		if len(shape) > 1 {
 			width = shape[len(shape)-1]
 		}
-		for _, f := range verify.Rows(vals, width, func(int) bool { return true }) {
+		for _, f := range verify.Rows(vals, width, func(int) (zero, same bool) { return true, true }) {
 			if f.Rule == "K1" {
 				f.File, f.Sample = path, name
 				v.add(f)

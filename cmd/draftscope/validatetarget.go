@@ -6,6 +6,7 @@ import (
 
 	"github.com/draftscope/draftscope/cuda"
 	"github.com/draftscope/draftscope/extract/verify"
+	"github.com/draftscope/draftscope/schemas/sound"
 )
 
 // profiled is how many sequences of a run the target runs again to know the
@@ -16,11 +17,11 @@ const profiled = 8
 type truth struct {
 	*job
 	runs  int
-	sizes map[int][]float64 // RMS of rows that the target computed, by state
+	sizes map[int]*sound.Sizes // of rows that the target computed, by state
 }
 
 func newTruth(j *job) *truth {
-	return &truth{job: j, sizes: map[int][]float64{}}
+	return &truth{job: j, sizes: map[int]*sound.Sizes{}}
 }
 
 // check gives the faults of one sequence, none of whose tokens may be outside
@@ -41,17 +42,23 @@ func (t *truth) check(ctx context.Context, q verify.Sequence) ([]verify.Fault, e
 		}
 		t.runs++
 		for state, vals := range states {
-			t.sizes[state] = append(t.sizes[state], verify.RowRMS(vals, q.Hidden)...)
+			if t.sizes[state] == nil {
+				t.sizes[state] = new(sound.Sizes)
+			}
+			t.sizes[state].Add(verify.RowRMS(vals, q.Hidden))
 		}
+		return append(faults, q.Beside(states)...), nil
 	}
 	return append(faults, q.Band(t.profile())...), nil
 }
 
 // profile is the size of each state of the target, on what it ran so far.
-func (t *truth) profile() map[int]float64 {
-	out := map[int]float64{}
+func (t *truth) profile() sound.Profile {
+	out := sound.Profile{}
 	for state, sizes := range t.sizes {
-		out[state] = verify.Median(sizes)
+		if size, ok := sizes.Size(); ok {
+			out[state] = size
+		}
 	}
 	return out
 }

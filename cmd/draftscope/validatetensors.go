@@ -8,6 +8,7 @@ import (
 
 	"github.com/draftscope/draftscope/extract/safetensors"
 	"github.com/draftscope/draftscope/extract/verify"
+	"github.com/draftscope/draftscope/schemas"
 )
 
 // validateTensors checks a safetensors file of captured states, in which a
@@ -47,9 +48,7 @@ func validateTensors(v *validation, path string) {
 			v.add(verify.Fault{File: path, Sample: name, Row: -1, State: stateOf(name), Rule: "K8", Value: "a state is a matrix of floats; this is " + string(info.DType) + " of " + strconv.Itoa(len(shape)) + " dimensions"})
 			continue
 		}
-		// An embedding repeats with its token, which is not known here.
-		repeats := func(int) bool { return stateOf(name) == 0 }
-		for _, f := range verify.Rows(vals, shape[len(shape)-1], repeats) {
+		for _, f := range verify.Rows(vals, shape[len(shape)-1], mayOf(c, stateOf(name))) {
 			f.File, f.Sample, f.State = path, name, stateOf(name)
 			v.add(f)
 		}
@@ -57,6 +56,21 @@ func validateTensors(v *validation, path string) {
 	if states == 0 {
 		v.fault(path, "K6", "no tensor is called hidden_states: it holds no captured state")
 	}
+}
+
+// mayOf says which rows of a state may be zero, or repeat the one before. An
+// embedding may, of a token that is not known here.
+func mayOf(c *safetensors.Checkpoint, state int) func(row int) (zero, same bool) {
+	ids, err := c.Ints("input_ids")
+	if err != nil {
+		return func(int) (zero, same bool) { return state == 0, state == 0 }
+	}
+	masks, _ := c.Ints("loss_mask") // none: no token is known to be supervised
+	tokens := make([]schemas.Token, len(ids))
+	for i, id := range ids {
+		tokens[i] = schemas.Token{TokenID: int32(id), LossMask: i < len(masks) && masks[i] != 0}
+	}
+	return verify.May(state, tokens)
 }
 
 func rowsWords(have, want int) string {

@@ -232,15 +232,19 @@ FROM slots;
 -- loss_means: the plain mean of each loss over the scored slots that have it.
 -- A loss that was not asked for has count 0 and mean NULL.
 CREATE VIEW loss_means_by_sequence AS
-SELECT run, drafter, seq_id, objective, count(value) AS count, coalesce(sum(value), 0) AS sum
+SELECT run, drafter, seq_id, unnest(losses, recursive := true)
 FROM (
     SELECT run, drafter, seq_id,
-           unnest(['ce', 'kl', 'rkl', 'jsd', 'tv', 'nla']) AS objective,
-           unnest([ce, kl, rkl, jsd, tv, nla]) AS value
+           [{'objective': 'ce', 'count': count(ce), 'sum': coalesce(sum(ce), 0)},
+            {'objective': 'kl', 'count': count(kl), 'sum': coalesce(sum(kl), 0)},
+            {'objective': 'rkl', 'count': count(rkl), 'sum': coalesce(sum(rkl), 0)},
+            {'objective': 'jsd', 'count': count(jsd), 'sum': coalesce(sum(jsd), 0)},
+            {'objective': 'tv', 'count': count(tv), 'sum': coalesce(sum(tv), 0)},
+            {'objective': 'nla', 'count': count(nla), 'sum': coalesce(sum(nla), 0)}] AS losses
     FROM slot_losses
     WHERE scored
-)
-GROUP BY run, drafter, seq_id, objective;
+    GROUP BY run, drafter, seq_id
+);
 
 CREATE VIEW loss_means AS
 SELECT run, drafter, objective,
@@ -296,12 +300,31 @@ FROM (
 
 -- loss_by_sequence: the sums behind loss, one row a sequence.
 --   weighted = sum l m w,  weight = sum m w,  slots = sum m
+-- For dpace the sums are turned round, so that one window does: with w_k =
+-- sum over j >= k of m_j pre_j,
+--   sum over k of l_k m_k w_k = sum over j of m_j pre_j (sum over k <= j of l_k m_k).
 CREATE MACRO loss_by_sequence(objective := 'ce', weighting := 'exp', gamma := 7, alpha := 0.5) AS TABLE
 SELECT run, drafter, seq_id,
        sum(m)::BIGINT AS slots,
        coalesce(sum(w) FILTER (m = 1), 0) AS weight,
        coalesce(sum(l * w) FILTER (m = 1), 0) AS weighted
 FROM loss_terms(objective, weighting, gamma, alpha)
+WHERE weighting IS DISTINCT FROM 'dpace'
+GROUP BY run, drafter, seq_id
+UNION ALL
+SELECT run, drafter, seq_id,
+       sum(m)::BIGINT AS slots,
+       coalesce(sum(pre * weights) FILTER (m = 1), 0) AS weight,
+       coalesce(sum(pre * losses) FILTER (m = 1), 0) AS weighted
+FROM (
+    SELECT run, drafter, seq_id, m,
+           product(CASE WHEN m = 1 THEN (1 - alpha::DOUBLE) * exp(-ce) + alpha::DOUBLE ELSE 1 END) OVER w AS pre,
+           sum(m) OVER w AS weights,
+           sum(CASE WHEN m = 1 THEN l END) OVER w AS losses
+    FROM loss_values(objective, weighting)
+    WHERE weighting = 'dpace'
+    WINDOW w AS (PARTITION BY run, drafter, seq_id, anchor ORDER BY slot)
+)
 GROUP BY run, drafter, seq_id;
 
 -- loss(objective, weighting, gamma, normaliser): a training loss over all

@@ -44,6 +44,8 @@ type Case struct {
 	Recompute func(ctx context.Context, ids []int32) ([][]float32, error)
 	// Text is the text of a token, where there is a tokenizer.
 	Text func(id int32) string
+	// Encode gives the tokens of a text, where there is a tokenizer.
+	Encode func(text string) []int32
 	// Log is a training log, a JSON object a line.
 	Log *Log
 	// LogRun is the run of the log that made the drafter; "" is the drafter's

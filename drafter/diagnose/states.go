@@ -122,7 +122,7 @@ func probeStates(ctx context.Context, s *study, r *Report) error {
 		}
 		r.Findings = append(r.Findings, f)
 	}
-	return nil
+	return s.probePacking(ctx, r, []string{"target-noise", "tap-noise"})
 }
 
 func (s *study) recordedStates() []int {

@@ -52,6 +52,7 @@ type Source struct {
 	total  int   // slots of a sample
 	format probe.Format
 	prober probe.Prober
+	first  []int32
 	left   []lazy
 	seen   int
 	cur    *work
@@ -91,8 +92,12 @@ func NewSource(r *Reader, cfg Config) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.first = slices.Clone(first.IDs)
 	return s, errors.Join(s.settle(first, r.States), first.Close())
 }
+
+// First are the tokens of the first sample.
+func (s *Source) First() []int32 { return s.first }
 
 // settle finds out what the slots are, and what is recorded of them.
 func (s *Source) settle(first *Sample, says []int) error {

@@ -1,17 +1,24 @@
 """Trains DFlash drafters, healthy and faulty, for the demo's target.
 
-    python3 train.py TARGET PROMPTS OUT [--seconds S] [--steps N]
+    python3 train.py TARGET PROMPTS OUT [--seconds S] [--steps N] [--seed N]
+    python3 train.py TARGET PROMPTS OUT --variants FILE [--slots N] [--threads N]
 
 TARGET is the target's folder, PROMPTS what prompts.go wrote. The target goes
 on from each prompt, half of them greedily; drafters learn its argmax as the
 DFlash paper trains (random anchors within the reply, block of the anchor and
 masks, context strictly before the anchor, slot k labelled with the answer for
-a+k, cross-entropy weighted exp(-(k-1)/gamma)). VARIANTS says what each does
+a+k, cross-entropy weighted exp(-(k-1)/gamma)). A Variant says what each does
 otherwise. Its config.json is what it *declares*, which a fault contradicts.
 
 All variants of a group are one model whose weights have a leading axis, so
 that one GPU trains them at once. Weights leave in 8 bits (group "full") or,
 trained so, in 4 bits (group "small"): see pack().
+
+With --variants each is a model by itself, which a CPU trains in minutes if
+--slots draws a few of a block's slots. FILE is a JSON list of objects of the
+fields of Variant and Shape, all but the name optional. Each leaves as the
+folder OUT/NAME: config.json, model.safetensors in fp32, and train_log.jsonl.
+A folder that exists is left alone, and so is the target's text in OUT.
 """
 import argparse
 import dataclasses
@@ -48,6 +55,7 @@ class Variant:
     mask0: bool = False  # the mask token in slot 0
     mask_id: int = 3
     block: int = BLOCK
+    declared_block: int = BLOCK
     shift: int = 0  # of the labels
     source: int = LAYERS  # the state whose head gives the labels
     causal: bool = False
@@ -56,6 +64,8 @@ class Variant:
     across: bool = False  # blocks see one another
     after: int = 0  # supervision begins so many tokens into the reply
     noise: float = 0.0  # uniform, on the taps, in units of their rms
+    seed: int = 0  # of weights, batches and drawn slots; --seed is added
+    steps: int = 0  # 0: --steps
 
 
 FULL = [
@@ -120,12 +130,12 @@ SMALL = [
 
 @dataclasses.dataclass
 class Shape:
-    layers: int
-    heads: int
-    kv: int
-    dim: int
-    inter: int
-    bits: int
+    layers: int = 2
+    heads: int = 4
+    kv: int = 2
+    dim: int = 64
+    inter: int = 576
+    bits: int = 32
 
 
 def rms(x, w=None):
@@ -235,10 +245,11 @@ def read_prompts(path, most):
 class Group:
     """Variants of one shape as one model."""
 
-    def __init__(self, variants, shape, target, dev):
+    def __init__(self, variants, shape, target, dev, seed=0, slots=0):
         self.vs, self.s, self.target, self.dev = variants, shape, target, dev
+        self.slots, self.dtype = slots, torch.bfloat16 if dev == "cuda" else torch.float32
         v, n, wide, narrow = len(variants), len(variants[0].taps), shape.heads * shape.dim, shape.kv * shape.dim
-        gen = torch.Generator().manual_seed(7)
+        gen = torch.Generator().manual_seed(7 + 100 * seed)
 
         def matrix(o, i):
             return (torch.randn(v, o, i, generator=gen) * 0.02).to(dev).requires_grad_()
@@ -264,35 +275,46 @@ class Group:
         self.window = t(lambda x: x.window or 10 * T)
         self.across, self.theta = t(lambda x: x.across, torch.bool), t(lambda x: x.theta, torch.float32)
         self.noise, self.source = t(lambda x: x.noise, torch.float32), t(lambda x: x.source != LAYERS)
-        self.deep = [t(lambda x: float(x.layers > i), torch.bfloat16) for i in range(shape.layers)]
+        self.deep = [t(lambda x: float(x.layers > i), self.dtype) for i in range(shape.layers)]
         self.rows = {k: [i for i, x in enumerate(variants) if x.loss == k] for k in ("ce", "kl", "mix", "dpace")}
         k = torch.arange(1, BLOCK, device=dev)
         self.weight = torch.stack([torch.exp(-(k - 1) / x.gamma) if x.gamma else torch.ones_like(k, dtype=torch.float32) for x in variants])
         self.weight = torch.where(k[None] < self.block[:, None], self.weight, torch.zeros_like(self.weight))
         self.m = {k: torch.zeros_like(x) for k, x in self.p.items()}
         self.q = {k: torch.zeros_like(x) for k, x in self.p.items()}
-        self.embed = target.embed.to(torch.bfloat16)
+        self.cdf = (self.weight / self.weight.sum(1, keepdim=True)).cumsum(1)
+        self.embed = target.embed.to(self.dtype)
 
     def quantised(self, w):
         """Weights rounded to the group's bits; the gradient passes as it is."""
-        if self.s.bits == 8 or w.dim() == 2:
+        if self.s.bits >= 8 or w.dim() == 2:
             return w
         with torch.no_grad():
             codes, scale = encode(w, self.s.bits)
             rounded = (codes.view(*scale.shape, -1).float() * scale[..., None].float()).view(w.shape)
         return w + (rounded - w).detach()
 
-    def forward(self, b):
-        """Logits [V, B, A, 15, VOCAB] of a batch: ids, states, anchors."""
+    def draw(self, B, A):
+        """Slots [V, B, A, S] that count: all, or some drawn by their weights,
+        each as often on average as its share of the weight says."""
+        V, S = len(self.vs), self.slots
+        if not S or self.rows["dpace"]:  # whose weights are known after the pass
+            return torch.arange(1, BLOCK, device=self.dev).expand(V, B, A, BLOCK - 1)
+        u = (torch.rand(V, B * A, 1, device=self.dev) + torch.arange(S, device=self.dev)) / S
+        return (torch.searchsorted(self.cdf, u.flatten(1)).clamp(max=BLOCK - 2) + 1).view(V, B, A, S)
+
+    def forward(self, b, pick):
+        """Logits [V, B, A, S, VOCAB] of the slots pick [V, B, A, S] of a batch:
+        ids, states, anchors. The last layer is run at those alone."""
         s, V = self.s, len(self.vs)
         ids, states, anchors = b["ids"], b["states"], b["anchors"]
         B, A = anchors.shape
-        w = {k: self.quantised(x).to(torch.bfloat16) for k, x in self.p.items()}
+        w = {k: self.quantised(x).to(self.dtype) for k, x in self.p.items()}
         lin = lambda x, name: torch.bmm(x.reshape(V, -1, x.shape[-1]), w[name].transpose(1, 2)).view(*x.shape[:-1], -1)
         gain = lambda x, name: rms(x, w[name].view(V, *([1] * (x.dim() - 2)), -1))
 
         t = (torch.arange(T, device=self.dev)[None] - self.late[:, None]).clamp(0, T - 1)  # [V, T]
-        feed = states[torch.arange(B, device=self.dev)[None, :, None, None], t[:, None, :, None], self.taps[:, None, None, :]]
+        feed = states[torch.arange(B, device=self.dev)[None, :, None, None], t[:, None, :, None], self.taps[:, None, None, :]].to(self.dtype)
         feed = feed + (torch.rand_like(feed) * 2 - 1) * (self.noise[:, None, None, None, None] * b["rms"][self.taps][:, None, None, :, None]).to(feed.dtype)
         ctx = gain(lin(feed.flatten(3), "fc.weight"), "hidden_norm.weight")  # [V, B, T, H]
 
@@ -314,18 +336,22 @@ class Group:
         same = torch.eye(A, dtype=torch.bool, device=self.dev)
         blocks = (same | self.across[:, None, None])[:, :, None, :, None] & inner[:, None, :, None, :]  # [V, A, 16, A, 16]
         see = torch.cat([see.flatten(2, 3), blocks.flatten(3).flatten(1, 2)[:, None].expand(V, B, A * BLOCK, A * BLOCK)], -1)
-        bias = torch.zeros(see.shape, device=self.dev, dtype=torch.bfloat16).masked_fill_(~see, -1e4).flatten(0, 1)[:, None]
+        bias = torch.zeros(see.shape, device=self.dev, dtype=self.dtype).masked_fill_(~see, -1e4).flatten(0, 1)[:, None]
+        rows = (torch.arange(A, device=self.dev)[:, None] * BLOCK + pick).flatten(2)  # [V, B, A*S]
+        only = lambda y: y.gather(2, rows.view(*rows.shape, *([1] * (y.dim() - 3))).expand(-1, -1, -1, *y.shape[3:]))
 
         split = lambda y, n: y.view(*y.shape[:-1], n, s.dim)
         th = self.theta[:, None, None]
         for i in range(s.layers):
             a_, m_ = f"layers.{i}.self_attn.", f"layers.{i}.mlp."
             u = gain(x, f"layers.{i}.input_layernorm.weight")
-            q = rotate(gain(split(lin(u, a_ + "q_proj.weight"), s.heads), a_ + "q_norm.weight"), pos, th)
             kb = rotate(gain(split(lin(u, a_ + "k_proj.weight"), s.kv), a_ + "k_norm.weight"), pos, th)
             kc = rotate(gain(split(lin(ctx, a_ + "k_proj.weight"), s.kv), a_ + "k_norm.weight"), cpos, th)
             k = torch.cat([kc, kb], 2)
             v = torch.cat([split(lin(ctx, a_ + "v_proj.weight"), s.kv), split(lin(u, a_ + "v_proj.weight"), s.kv)], 2)
+            if i == s.layers - 1:
+                x, u, pos, bias = only(x), only(u), only(pos), only(bias.view(V, B, *bias.shape[2:])).flatten(0, 1)[:, None]
+            q = rotate(gain(split(lin(u, a_ + "q_proj.weight"), s.heads), a_ + "q_norm.weight"), pos, th)
             heads = lambda y: y.flatten(0, 1).transpose(1, 2)
             wide = lambda y: heads(y).repeat_interleave(s.heads // s.kv, 1)
             o = F.scaled_dot_product_attention(heads(q), wide(k), wide(v), attn_mask=bias.expand(-1, s.heads, -1, -1))
@@ -334,16 +360,17 @@ class Group:
             x = x + on * lin(o, a_ + "o_proj.weight")
             y = gain(x, f"layers.{i}.post_attention_layernorm.weight")
             x = x + on * lin(F.silu(lin(y, m_ + "gate_proj.weight")) * lin(y, m_ + "up_proj.weight"), m_ + "down_proj.weight")
-        z = gain(x.view(V, B, A, BLOCK, H)[:, :, :, 1:], "norm.weight")
-        return z @ self.embed.T
+        return gain(x.view(*pick.shape, H), "norm.weight") @ self.embed.T
 
     def loss(self, b):
-        V, k = len(self.vs), torch.arange(1, BLOCK, device=self.dev)
-        anchors, lengths = b["anchors"], b["ends"]
-        logits = self.forward(b)
-        at = anchors[None, :, :, None] + k + self.shift[:, None, None, None]  # [V, B, A, 15], the position that is learnt
+        """A variant's loss [V], and hits and labels by slot [V, 15]."""
+        V, anchors, lengths = len(self.vs), b["anchors"], b["ends"]
+        k = self.draw(*anchors.shape)
+        logits = self.forward(b, k)
+        at = anchors[None, :, :, None] + k + self.shift[:, None, None, None]  # [V, B, A, S], the position that is learnt
         real = anchors[None, :, :, None] + k
         ok = (at < lengths[None, :, None, None]) & (real < lengths[None, :, None, None])
+        ok = ok & (k < self.block[:, None, None, None])
         ok = ok & (anchors[None, :, :, None] >= b["starts"][None, :, None, None] + self.after[:, None, None, None])
         row = torch.arange(anchors.shape[0], device=self.dev)[None, :, None, None]
         src = (at - 1).clamp(0, T - 1)
@@ -352,10 +379,11 @@ class Group:
         ce = F.cross_entropy(logits.view(-1, VOCAB), labels.reshape(-1), reduction="none").view(labels.shape).float()
         with torch.no_grad():
             hit = (logits.argmax(-1) == labels) & ok
-            acc = hit.sum((1, 2)) / ok.sum((1, 2)).clamp(min=1)
+            by = lambda y: torch.zeros(V, BLOCK - 1, device=self.dev).scatter_add_(1, (k - 1).flatten(1), y.float().flatten(1))
+            hits, seen = by(hit), by(ok)
         each = [None] * V
         m = ok.float()
-        weight = m * self.weight[:, None, None]
+        weight = m if k.shape[-1] == self.slots else m * self.weight[:, None, None]  # drawn slots weigh the same
         for v in self.rows["ce"]:
             each[v] = (ce[v] * weight[v]).sum() / weight[v].sum().clamp(min=1)
         for v in self.rows["dpace"]:
@@ -371,7 +399,7 @@ class Group:
             l = kl if temp == 1.0 else 0.7 * kl * temp * temp + 0.3 * ce[v]
             each[v] = (l * weight[v]).sum() / weight[v].sum().clamp(min=1)
         each = torch.stack(each)
-        return each, acc
+        return each, hits, seen
 
     def update(self, lr, step):
         """AdamW with a learning rate and a clip a variant."""
@@ -416,17 +444,34 @@ def pack(group, v):
     return out
 
 
-def train(group, data, steps, seconds, B, A, log):
+def folder(path, group):
+    """The only drafter of a group as draftscope reads it."""
+    x, s = group.vs[0], group.s
+    config = {
+        "architectures": ["DFlashDraftModel"], "vocab_size": VOCAB, "hidden_size": H, "hidden_act": "silu",
+        "intermediate_size": s.inter, "num_hidden_layers": s.layers, "num_attention_heads": s.heads,
+        "num_key_value_heads": s.kv, "head_dim": s.dim, "rms_norm_eps": EPS, "rope_theta": 1e4,
+        "num_target_layers": LAYERS, "block_size": x.declared_block,
+        "dflash_config": {"mask_token_id": 3, "target_layer_ids": [t - 1 - (t == NORMED) for t in x.declared]},
+    }
+    with open(path + "/config.json", "w") as f:
+        json.dump(config, f, indent=1)
+    save_file({k: w[0].detach().float().cpu().contiguous() for k, w in group.p.items()}, path + "/model.safetensors")
+
+
+def train(group, data, steps, seconds, B, A, log, seed=0):
     """At most that many steps or seconds; the schedule is fitted to both."""
     dev, V = group.dev, len(group.vs)
-    gen = torch.Generator(device=dev).manual_seed(11)
+    gen = torch.Generator(device=dev).manual_seed(11 + 100 * seed)
     n = data["ids"].shape[0]
     which = torch.randint(0, n, (steps, B), generator=gen, device=dev)
     lo, hi = data["starts"][which], data["ends"][which] - 1  # anchors lo..hi-1
     u = torch.rand(steps, B, A, generator=gen, device=dev)
     anchors = (lo[..., None] + (u * (hi - lo)[..., None]).long()).sort(-1).values
     table = torch.zeros(steps, V, device=dev)
-    accs, losses = torch.zeros(steps, V, BLOCK - 1, device=dev), torch.zeros(steps, V, device=dev)
+    hits, seen = torch.zeros(2, steps, V, BLOCK - 1, device=dev)
+    losses = torch.zeros(steps, V, device=dev)
+    rate = lambda of: hits[of].sum(0) / seen[of].sum(0).clamp(min=1)
     step = torch.zeros(1, dtype=torch.long, device=dev)
 
     def schedule(total):
@@ -443,11 +488,12 @@ def train(group, data, steps, seconds, B, A, log):
              "ends": data["ends"][i], "starts": data["starts"][i], "anchors": anchors.index_select(0, step)[0]}
         for x in group.p.values():
             x.grad = None
-        each, acc = group.loss(b)
+        each, hit, ok = group.loss(b)
         each.sum().backward()
         group.update(table.index_select(0, step)[0], step.float())
         losses.index_copy_(0, step, each.detach()[None])
-        accs.index_copy_(0, step, acc[None])
+        hits.index_copy_(0, step, hit[None])
+        seen.index_copy_(0, step, ok[None])
         step.add_(1)
 
     schedule(steps)
@@ -486,12 +532,12 @@ def train(group, data, steps, seconds, B, A, log):
                 log(f"out of time at step {s}")
                 break
     sync()
-    last = accs[max(0, total - 50) : total].mean(0)
     for v, x in enumerate(group.vs):
         at = min(total, int(x.share * total))
-        own = accs[max(0, at - 50) : at, v].mean(0)
+        own = rate(slice(max(0, at - 50), at))[v]
         log(f"  {x.name:18s} loss {losses[max(0, at - 50):at, v].mean():.3f} acc {' '.join(f'{y:.3f}' for y in own[:6].tolist())}")
-    return {"steps": total, "acc": last.tolist(), "loss": losses[:total:25].tolist(), "curve": accs[:total:25].tolist()}
+    curve = [{"step": s + 25, "lr": table[s].tolist(), "loss": losses[s : s + 25].mean(0).tolist(), "acc": rate(slice(s, s + 25)).tolist()} for s in range(0, total - 24, 25)]
+    return {"steps": total, "curve": curve}
 
 
 def main():
@@ -499,13 +545,18 @@ def main():
     p.add_argument("target"), p.add_argument("prompts"), p.add_argument("out")
     p.add_argument("--seconds", type=float, default=60), p.add_argument("--steps", type=int, default=2600)
     p.add_argument("--sequences", type=int, default=12288), p.add_argument("--batch", type=int, default=32), p.add_argument("--anchors", type=int, default=12)
+    p.add_argument("--seed", type=int, default=0), p.add_argument("--threads", type=int, default=0)
+    p.add_argument("--variants", help="a JSON file of variants, each trained by itself")
+    p.add_argument("--slots", type=int, default=0, help="slots drawn of a block, by their weights (0: all count)")
     a = p.parse_args()
     dev = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(3)
+    if a.threads:
+        torch.set_num_threads(a.threads)
+    torch.manual_seed(3 + 100 * a.seed)
     torch.backends.cuda.matmul.allow_tf32 = True
     begin = time.time()
     os.makedirs(a.out, exist_ok=True)
-    journal = open(a.out + "/train.log", "w")
+    journal = open(a.out + "/train.log", "a")
 
     def log(line):
         line = f"{time.time() - begin:6.1f}s {line}"
@@ -513,22 +564,24 @@ def main():
         print(line, file=journal, flush=True)
 
     target = Target(a.target, dev)
-    ids, starts = read_prompts(a.prompts, a.sequences)
-    ids, starts = ids.to(dev), starts.to(dev)
-    n = ids.shape[0]
-    ids, ends = target.generate(ids, starts, torch.arange(n, device=dev) % 2 == 0)
-    keep = ends - starts >= 12
-    ids, starts, ends = ids[keep], starts[keep], ends[keep]
+    text = a.out + "/text.safetensors"
+    if not os.path.exists(text):
+        ids, starts = read_prompts(a.prompts, a.sequences)
+        ids, starts = ids.to(dev), starts.to(dev)
+        ids, ends = target.generate(ids, starts, torch.arange(len(ids), device=dev) % 2 == 0)
+        keep = ends - starts >= 12
+        save_file({"ids": ids[keep], "starts": starts[keep], "ends": ends[keep]}, text)
+    ids, starts, ends = (load_file(text, dev)[k] for k in ("ids", "starts", "ends"))
     n = ids.shape[0]
     log(f"{n} sequences, {(ends - starts).float().mean():.0f} tokens a reply, {(ends < T).float().mean():.2f} ended")
     states = torch.empty(n, T, NORMED + 1, H, device=dev, dtype=torch.bfloat16)
     answers = torch.empty(n, T, 2, device=dev, dtype=torch.long)
-    for i in range(0, n, 512):
-        s = target.states(ids[i : i + 512])
-        states[i : i + 512, :, : NORMED] = s
-        states[i : i + 512, :, NORMED] = rms(s[:, :, LAYERS], target.w["norm.weight"])
-        answers[i : i + 512, :, 0] = target.logits(s[:, :, LAYERS]).argmax(-1)
-        answers[i : i + 512, :, 1] = target.logits(s[:, :, LAYERS - 1]).argmax(-1)
+    for i in range(0, n, 128):
+        s = target.states(ids[i : i + 128])
+        states[i : i + 128, :, : NORMED] = s
+        states[i : i + 128, :, NORMED] = rms(s[:, :, LAYERS], target.w["norm.weight"])
+        answers[i : i + 128, :, 0] = target.logits(s[:, :, LAYERS]).argmax(-1)
+        answers[i : i + 128, :, 1] = target.logits(s[:, :, LAYERS - 1]).argmax(-1)
     at = torch.arange(T - 1, device=dev)[None]
     reply = (at + 1 >= starts[:, None]) & (at + 1 < ends[:, None])
     greedy = (torch.arange(n, device=dev) % 1 == 0)[:, None] & reply
@@ -536,10 +589,30 @@ def main():
     log(f"the answer is the text {same[greedy].float().mean():.3f}; that of state {LAYERS - 1} is the answer {(answers[:, :-1, 1] == answers[:, :-1, 0])[reply].float().mean():.3f}")
     data = {"ids": ids, "starts": starts, "ends": ends, "states": states, "answers": answers, "rms": states[:256].float().square().mean((0, 1, 3)).sqrt()}
     log(f"rms of the states {[round(x, 2) for x in data['rms'].tolist()]}")
+    if a.variants:
+        for x in json.load(open(a.variants)):
+            pick = lambda kind: {f.name: x[f.name] for f in dataclasses.fields(kind) if f.name in x}
+            v, path = Variant(**pick(Variant)), f"{a.out}/{x['name']}"
+            if unknown := x.keys() - pick(Variant).keys() - pick(Shape).keys():
+                raise SystemExit(f"{a.variants}: {v.name} has unknown fields {sorted(unknown)}")
+            if os.path.exists(path):
+                log(f"{v.name} exists")
+                continue
+            seed = a.seed + v.seed
+            torch.manual_seed(5 + 100 * seed)
+            group = Group([v], Shape(**pick(Shape)), target, dev, seed, a.slots)
+            curve = train(group, data, v.steps or a.steps, a.seconds, a.batch, a.anchors, log, seed)["curve"]
+            os.makedirs(path)
+            folder(path, group)
+            with open(path + "/train_log.jsonl", "w") as f:
+                for c in curve:
+                    run = {"loss": round(c["loss"][0], 4), "acc": [round(y, 4) for y in c["acc"][0][: v.declared_block - 1]]}
+                    print(json.dumps({"step": c["step"], "lr": c["lr"][0], "drafters": {v.name: run}}), file=f)
+        return
     report = {}
     for name, variants, shape, share in (("small", SMALL, Shape(1, 4, 2, 32, 128, 4), 0.2), ("full", FULL, Shape(2, 4, 2, 64, 576, 8), 0.8)):
-        group = Group(variants, shape, target, dev)
-        report[name] = train(group, data, a.steps, a.seconds * share, a.batch, a.anchors, log)
+        group = Group(variants, shape, target, dev, a.seed, a.slots)
+        report[name] = train(group, data, a.steps, a.seconds * share, a.batch, a.anchors, log, a.seed)
         report[name]["variants"] = [dataclasses.asdict(x) for x in variants]
         files = 1 if name == "small" else 5
         for f in range(files):
