@@ -21,6 +21,10 @@ type Sequence struct {
 	// Drafts are the stored drafts of the examined drafter by anchor: B-1
 	// tokens each. Nil where none are stored.
 	Drafts map[int32][]int32
+	// Rounds are the stored rounds of its chain.
+	Rounds []schemas.Round
+	// Greedy says that the target wrote the text, at temperature 0.
+	Greedy bool
 }
 
 // Checkpoint is a drafter's files.

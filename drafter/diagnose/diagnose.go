@@ -39,7 +39,7 @@ func Run(ctx context.Context, c Case) (*Report, error) {
 		return nil, fmt.Errorf("%w: no two tokens in a row are supervised, so that nothing can be drafted or scored; look at the loss masks with draftscope validate", ErrCase)
 	}
 	for _, probe := range []func(context.Context, *study, *Report) error{
-		probeStates, probeLabels, probeMask, probeTemplate,
+		probeStates, probeLabels, probeMask, probeTemplate, probeLossless,
 		probeDrafter, probeHealth, probeLog,
 	} {
 		if err := probe(ctx, s, r); err != nil {
