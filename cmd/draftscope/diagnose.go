@@ -308,6 +308,7 @@ func takeRecord(q *diagnose.Sequence, rec arrow.Record) error {
 		}
 		for _, row := range rows {
 			q.PromptLen = int(row.PromptLen)
+			q.Greedy = row.FinishReason != schemas.FinishGiven && row.Temperature == 0
 		}
 	}
 	return nil
@@ -364,5 +365,42 @@ func (j *job) storedDrafts(ctx context.Context, dataset string, r data.Run, c di
 		}
 		c.Sequences[k].Drafts[int32(anchor)] = tokens
 	}
-	return cmp.Or(rows.Err(), leftOut(db.Warnings()))
+	if err := rows.Err(); err != nil {
+		return err
+	}
+	return cmp.Or(storedRounds(ctx, db, r.Name, c, at), leftOut(db.Warnings()))
+}
+
+// storedRounds adds the rounds of the examined drafter's chain; at is the
+// place of each sequence.
+func storedRounds(ctx context.Context, db *query.DB, run string, c diagnose.Case, at map[string]int) error {
+	rows, err := db.Query(ctx, "SELECT seq_id, round, anchor, proposed, accepted, accept_len, truncated FROM rounds WHERE method = "+query.Literal(schemas.MethodChain)+
+		" AND run = "+query.Literal(run)+" AND drafter = "+query.Literal(c.Drafter.Name)+" ORDER BY seq_id, round")
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		v := rows.Values()
+		k, ok := at[fmt.Sprint(v[0])]
+		if !ok {
+			continue
+		}
+		var n [5]int32
+		for i := range n {
+			val, ok := v[i+1].(int64)
+			if !ok {
+				return fmt.Errorf("reading rounds: a number is %T", v[i+1])
+			}
+			n[i] = int32(val)
+		}
+		truncated, ok := v[6].(bool)
+		if !ok {
+			return fmt.Errorf("reading rounds: truncated is %T", v[6])
+		}
+		c.Sequences[k].Rounds = append(c.Sequences[k].Rounds, schemas.Round{
+			Method: schemas.MethodChain, Round: n[0], Anchor: n[1], Proposed: n[2], Accepted: n[3], AcceptLen: n[4], Truncated: truncated,
+		})
+	}
+	return rows.Err()
 }

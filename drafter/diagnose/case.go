@@ -21,6 +21,10 @@ type Sequence struct {
 	// Drafts are the stored drafts of the examined drafter by anchor: B-1
 	// tokens each. Nil where none are stored.
 	Drafts map[int32][]int32
+	// Rounds are the stored rounds of its chain.
+	Rounds []schemas.Round
+	// Greedy says that the target wrote the text, at temperature 0.
+	Greedy bool
 }
 
 // Checkpoint is a drafter's files.
@@ -197,7 +201,13 @@ func (s *study) answers(final []float32, next []int32) (argmax []int32, logprob 
 	if err := errors.Join(s.Device.Upload(x, final), s.Device.RMSNorm(x, x, h.FinalNorm, h.Eps, h.Gain)); err != nil {
 		return nil, nil, err
 	}
-	res, err := s.Device.Head(cuda.HeadArgs{Hidden: x, Weight: h.Head, K: 1, Labels: next})
+	return s.headOn(x, next)
+}
+
+// headOn is the argmax of the target's head on normed states, and the
+// log-probability of next where that is given.
+func (s *study) headOn(x cuda.Tensor, next []int32) (argmax []int32, logprob []float32, err error) {
+	res, err := s.Device.Head(cuda.HeadArgs{Hidden: x, Weight: s.Host.Head, K: 1, Labels: next})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -48,34 +48,41 @@ func (s *study) deviationOf(q *subject, lo int, states [][]float32) deviation {
 	return d
 }
 
-// probePacking asks whether recorded states are those of a text behind another
-// one, or of one that was cut off from its own begin: packed sequences, chunks
-// and caches whose attention or recurrence was not kept apart, or not kept.
-// explained are findings about the states that packing would explain too.
-func (s *study) probePacking(ctx context.Context, r *Report, explained []string) error {
-	f := Finding{Key: "packing", Subject: OfCapture, Hypothesis: "recorded states depend on another sequence, or lack their own begin", weight: 4}
-	defer func() { r.Findings = append(r.Findings, f) }()
-	if s.Recompute == nil || len(s.recordedStates()) == 0 || s.seqs[0].clean == nil {
-		f.Verdict, f.Needs, f.Sentence = CannotTell, "recorded states, and the target to recompute them", "The recorded states cannot be compared with recomputed ones."
-		return nil
-	}
-	if r.alarmed() && !slices.ContainsFunc(r.Findings, func(e Finding) bool { return e.alarm() && slices.Contains(explained, e.Key) }) {
-		f.Verdict, f.Needs, f.Sentence = CannotTell, "states that are of the right layer, row and side of the norm first", "The recorded states are other ones already."
-		return nil
-	}
-	limit := s.Capture.drift()
-	far := make([]count, len(s.seqs))
+// departures are the sequences whose recorded states are farther from
+// recomputed ones than the capture allows, from some row on.
+func (s *study) departures() []deviation {
 	var odd []deviation
 	for i, q := range s.seqs {
 		if q.clean == nil {
 			continue
 		}
 		d := s.deviationOf(q, 0, q.clean)
-		d.seq = i
-		far[i].add(d.worst > limit)
-		if d.worst > limit {
+		if d.from == len(q.ids) {
+			continue
+		}
+		if d.worst = s.deviationWithin(q, d.from, len(q.ids), q.clean, d.from); d.worst > s.Capture.drift() {
+			d.seq = i
 			odd = append(odd, d)
 		}
+	}
+	return odd
+}
+
+// probePacking asks whether recorded states are those of a text behind another
+// one, or of one that was cut off from its own begin: packed sequences, chunks
+// and caches whose attention or recurrence was not kept apart, or not kept.
+// odd are the sequences that depart from recomputed states.
+func (s *study) probePacking(ctx context.Context, r *Report, odd []deviation) error {
+	f := Finding{Key: "packing", Subject: OfCapture, Hypothesis: "recorded states depend on another sequence, or lack their own begin", weight: 4}
+	defer func() { r.Findings = append(r.Findings, f) }()
+	if s.Recompute == nil || len(s.recordedStates()) == 0 || s.seqs[0].clean == nil {
+		f.Verdict, f.Needs, f.Sentence = CannotTell, "recorded states, and the target to recompute them", "The recorded states cannot be compared with recomputed ones."
+		return nil
+	}
+	limit := s.Capture.drift()
+	far := make([]count, len(s.seqs))
+	for i := range s.seqs {
+		far[i].add(slices.ContainsFunc(odd, func(d deviation) bool { return d.seq == i }))
 	}
 	share := rateOf(far)
 	f.Effect = &share
@@ -89,29 +96,25 @@ func (s *study) probePacking(ctx context.Context, r *Report, explained []string)
 	}
 	f.Verdict, f.Needs = CannotTell, "the text that stood before it, if one did: more sequences (--limit)"
 	f.Sentence = "States differ from recomputed ones, and are not those behind another of these sequences."
-	slices.SortStableFunc(odd, func(a, b deviation) int { return -cmpFloat(a.worst, b.worst) })
-	for _, d := range odd[:min(len(odd), packedMost)] {
-		best, base, words, err := s.behind(ctx, d)
+	farthest := slices.SortedStableFunc(slices.Values(odd), func(a, b deviation) int { return -cmpFloat(a.worst, b.worst) })
+	for _, d := range farthest[:min(len(odd), packedMost)] {
+		best, words, err := s.behind(ctx, d)
 		if err != nil {
 			return err
 		}
-		if best > base/2 {
+		if best > d.worst/2 {
 			continue
 		}
 		f.Verdict, f.Needs = Supported, ""
 		if best <= limit {
 			f.Verdict = Confirmed
 		}
-		f.Measure += fmt.Sprintf("; those of %s are %.2g from its own and %.2g from those %s", s.seqs[d.seq].ID, base, best, words)
+		f.Measure += fmt.Sprintf("; those of %s are %.2g from its own and %.2g from those %s", s.seqs[d.seq].ID, d.worst, best, words)
 		f.Sentence = fmt.Sprintf("The recorded states of %s from row %d on are those %s: attention, or a recurrent state, was not kept to its own text. Reset both at every sequence's begin, and only there.", s.seqs[d.seq].ID, d.from, words)
 		if f.Verdict == Supported {
 			f.Sentence = fmt.Sprintf("The recorded states of %s from row %d on are not those of its text alone; nearest are those %s. Text was before it that is not in the sequence: others of a packed row, or a prompt that was not recorded.", s.seqs[d.seq].ID, d.from, words)
 		}
-		for i := range r.Findings {
-			if e := &r.Findings[i]; slices.Contains(explained, e.Key) && e.alarm() {
-				e.Verdict, e.Needs = CannotTell, "sequences that are kept apart first (packing)"
-			}
-		}
+		r.explain(f.Key, "target-noise", "tap-noise")
 		return nil
 	}
 	return nil
@@ -155,15 +158,10 @@ func (s *study) after(ctx context.Context, before, ids []int32) ([][]float32, er
 // the row on at which it departs, a token that a tokenizer may have added, or
 // another sequence.
 //
-// best is its states' distance from those, and base from its own.
-func (s *study) behind(ctx context.Context, d deviation) (best, base float64, words string, err error) {
+// best is its states' distance from those.
+func (s *study) behind(ctx context.Context, d deviation) (best float64, words string, err error) {
 	q := s.seqs[d.seq]
-	own := make([][]float32, len(q.clean))
-	for c := range own {
-		own[c] = q.clean[c][d.from*s.Host.Hidden:]
-	}
-	base = s.deviationOf(q, d.from, own).worst
-	best = base
+	best = d.worst
 	try := func(before []int32, what string) error {
 		states, err := s.after(ctx, before, q.ids[d.from:])
 		if err != nil || states == nil {
@@ -176,12 +174,12 @@ func (s *study) behind(ctx context.Context, d deviation) (best, base float64, wo
 	}
 	if d.from > 0 {
 		if err := try(nil, "of the text from there on alone"); err != nil || best <= s.Capture.drift() {
-			return best, base, words, err
+			return best, words, err
 		}
 	}
 	for _, id := range s.specials() {
 		if err := try([]int32{id}, fmt.Sprintf("of its text behind the token %d", id)); err != nil || best <= s.Capture.drift() {
-			return best, base, words, err
+			return best, words, err
 		}
 	}
 	// The nearest in the order of the dataset first, the one before it before all.
@@ -195,8 +193,8 @@ func (s *study) behind(ctx context.Context, d deviation) (best, base float64, wo
 		}
 		s.tell("putting a sequence behind others", step, packedBehind)
 		if err := try(s.seqs[i].ids, "of its text behind that of "+s.seqs[i].ID); err != nil || best <= s.Capture.drift() {
-			return best, base, words, err
+			return best, words, err
 		}
 	}
-	return best, base, words, nil
+	return best, words, nil
 }

@@ -104,7 +104,7 @@ func newWorld(t *testing.T) *world {
 		if err != nil {
 			t.Fatal(err)
 		}
-		q := Sequence{ID: row.ID, PromptLen: row.PromptLen, States: map[int][]float32{}}
+		q := Sequence{ID: row.ID, PromptLen: row.PromptLen, Greedy: true, States: map[int][]float32{}}
 		for c, vals := range all {
 			q.States[c] = vals
 		}

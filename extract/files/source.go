@@ -335,7 +335,7 @@ func (s *Source) tables(w *work) error {
 		return err
 	}
 	w.row = schemas.Sequence{
-		SeqID: w.id, PromptLen: int32(prompt), Length: int32(len(m.IDs)), FinishReason: "given",
+		SeqID: w.id, PromptLen: int32(prompt), Length: int32(len(m.IDs)), FinishReason: schemas.FinishGiven,
 		Tags: map[string]string{"file": m.File}, CreatedAt: s.cfg.Now().UTC(),
 	}
 	if s.cfg.Tokenizer != nil && !s.cfg.Redact {

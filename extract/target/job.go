@@ -10,9 +10,9 @@ import (
 
 // The values of finish_reason.
 const (
-	finishStop   = "stop"   // the target ended its reply
-	finishLength = "length" // a bound on new tokens, or the model's, cut it
-	finishGiven  = "given"  // the sequence was given whole
+	finishStop   = "stop"              // the target ended its reply
+	finishLength = "length"            // a bound on new tokens, or the model's, cut it
+	finishGiven  = schemas.FinishGiven // the sequence was given whole
 )
 
 // job is a sequence on its way through the target.
