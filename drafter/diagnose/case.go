@@ -119,6 +119,7 @@ type study struct {
 	seqs     []*subject
 	look     int          // at how many times Case.Anchors the best variants were tried
 	shift    int          // the offset at which the drafter's slots hit most
+	lag      int          // the same before 0, of one that does not repeat the anchor
 	declared []measured   // the declared graph's drafts; nil when states are missing
 	hit      []slotCounts // of the engine, at the labels that count
 	trained  []engineRun  // of the engine, at the labels it was trained for
@@ -201,7 +202,13 @@ func (s *study) answers(final []float32, next []int32) (argmax []int32, logprob 
 	if err := errors.Join(s.Device.Upload(x, final), s.Device.RMSNorm(x, x, h.FinalNorm, h.Eps, h.Gain)); err != nil {
 		return nil, nil, err
 	}
-	res, err := s.Device.Head(cuda.HeadArgs{Hidden: x, Weight: h.Head, K: 1, Labels: next})
+	return s.headOn(x, next)
+}
+
+// headOn is the argmax of the target's head on normed states, and the
+// log-probability of next where that is given.
+func (s *study) headOn(x cuda.Tensor, next []int32) (argmax []int32, logprob []float32, err error) {
+	res, err := s.Device.Head(cuda.HeadArgs{Hidden: x, Weight: s.Host.Head, K: 1, Labels: next})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -11,7 +11,7 @@ type normForm int
 
 const (
 	asComputed  normForm = iota
-	normed               // by the target's final norm
+	finalNormed          // by the target's final norm
 	otherNormed          // by one whose gain has the other form, 1+w for w
 	twiceNormed
 )
@@ -27,7 +27,7 @@ type source struct {
 func (s source) String() string {
 	words := fmt.Sprintf("state %d", s.state)
 	switch s.norm {
-	case normed:
+	case finalNormed:
 		words += " after the final norm"
 	case otherNormed:
 		words += " after a final norm whose gain has the other form (1+w for w)"
@@ -138,7 +138,7 @@ func (s *study) sourcesOf(c int) (out []source) {
 			out = append(out, source{state: c, by: by})
 		}
 	}
-	for _, form := range []normForm{normed, otherNormed, twiceNormed} {
+	for _, form := range []normForm{finalNormed, otherNormed, twiceNormed} {
 		out = append(out, source{state: c, norm: form})
 		if c != n {
 			out = append(out, source{state: n, norm: form})
@@ -171,7 +171,7 @@ func (s *study) finalNorms() map[normForm]normer {
 	norm := s.finalNorm()
 	other := *s
 	other.Host.Gain = 1 - s.Host.Gain
-	return map[normForm]normer{normed: norm, otherNormed: other.finalNorm(), twiceNormed: func(dst, row []float32) {
+	return map[normForm]normer{finalNormed: norm, otherNormed: other.finalNorm(), twiceNormed: func(dst, row []float32) {
 		norm(dst, row)
 		norm(dst, dst)
 	}}

@@ -47,11 +47,6 @@ func TestAPlantedFaultOfADrafterIsNamedFirst(t *testing.T) {
 		{"three taps rotated in the config", "good", "tap-order", config(taps(3, 4, 1, 5))},
 		{"layer ids two too high, up to the last", "good", "state-number", config(taps(3, 5, 6, 7))},
 		{"heads of layer 0 in tiled order", "good", "gqa-order", weights(inLayer("0", tile))},
-		{"a head of other weights", "good", "embedding", func(t *testing.T, c *Checkpoint) {
-			ec := Case{Drafter: *c}
-			brings(noisyBy(0.5), "lm_head.weight")(t, newStudio(t), &ec)
-			*c = ec.Drafter
-		}},
 		{"layer ids one too low", "good", "state-number", config(taps(0, 2, 3, 4))},
 		{"layer ids one too high", "good", "state-number", config(taps(2, 4, 5, 6))},
 	} {

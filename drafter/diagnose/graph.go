@@ -28,8 +28,6 @@ type Graph struct {
 	// anchor: +1 is the anchor's own states, −1 lacks the last before it.
 	Context int
 	Across  bool // blocks of one sequence see one another
-	// The target's embedding and head stand for the drafter's own.
-	HostEmbedding, HostHead bool
 }
 
 // layerSet is a set of layers, bit i for layer i.

@@ -50,7 +50,7 @@ func bf16States(c *Case) {
 // foreign marks a capture as another engine's.
 func foreign(c *Case) { c.Capture.Exact = false }
 
-func rounded(c *Case) { c.Capture.Rounded = true }
+func markRounded(c *Case) { c.Capture.Rounded = true }
 
 func plants(parts ...func(*Case)) func(*Case) {
 	return func(c *Case) {
@@ -101,16 +101,16 @@ var healthyCaptures = []struct {
 		c.Capture.DType = schemas.BF16
 		eachState(c, func(_ int, v []float32) { mantissa(10)("", v) })
 	}, noAnswers)},
-	{"8-bit rows", nil, plants(stateCodes(8, 256), rounded)},
-	{"8-bit rows, no answers", nil, plants(stateCodes(8, 256), rounded, noAnswers)},
-	{"8-bit rows in bf16, no answers", nil, plants(stateCodes(8, 256), bf16States, rounded, noAnswers)},
+	{"8-bit rows", nil, plants(stateCodes(8, 256), markRounded)},
+	{"8-bit rows, no answers", nil, plants(stateCodes(8, 256), markRounded, noAnswers)},
+	{"8-bit rows in bf16, no answers", nil, plants(stateCodes(8, 256), bf16States, markRounded, noAnswers)},
 	{"8-bit rows of another engine", nil, plants(stateCodes(8, 256), foreign)},
 	{"8-bit rows of another engine, no answers", nil, plants(stateCodes(8, 256), foreign, noAnswers)},
 	{"8-bit tensors of another engine", nil, plants(stateCodes(8, 0), foreign)},
-	{"8-bit tensors, marked", nil, plants(stateCodes(8, 0), rounded)},
+	{"8-bit tensors, marked", nil, plants(stateCodes(8, 0), markRounded)},
 	{"8-bit groups of another engine", nil, plants(stateCodes(8, 32), foreign)},
-	{"fp8", nil, plants(func(c *Case) { eachState(c, func(_ int, v []float32) { mantissa(3)("", v) }) }, rounded)},
-	{"fp8, no answers", nil, plants(func(c *Case) { eachState(c, func(_ int, v []float32) { mantissa(3)("", v) }) }, rounded, noAnswers)},
+	{"fp8", nil, plants(func(c *Case) { eachState(c, func(_ int, v []float32) { mantissa(3)("", v) }) }, markRounded)},
+	{"fp8, no answers", nil, plants(func(c *Case) { eachState(c, func(_ int, v []float32) { mantissa(3)("", v) }) }, markRounded, noAnswers)},
 	{"fp8 of another engine", nil, plants(func(c *Case) { eachState(c, func(_ int, v []float32) { mantissa(3)("", v) }) }, foreign)},
 	{"another engine, small drift", nil, plants(drifting(0.001), foreign)},
 	{"another engine, drift, no answers", nil, plants(drifting(0.008), bf16States, foreign, noAnswers)},
@@ -179,7 +179,7 @@ var healthyCaptures = []struct {
 	{"sampled hot, bf16, no answers", writing(24, 40, sampling{temperature: 1.5, most: 60}), plants(bf16States, noAnswers)},
 	{"sampled very hot, another engine, no answers", writing(24, 40, sampling{temperature: 3, most: 60, endless: true}), plants(drifting(0.004), foreign, noAnswers)},
 	{"loops, another engine, no answers", writing(24, 28, sampling{most: 250, endless: true}), plants(drifting(0.008), foreign, noAnswers)},
-	{"loops, 8-bit rows, no answers", writing(24, 28, sampling{most: 250, endless: true}), plants(stateCodes(8, 256), rounded, noAnswers)},
+	{"loops, 8-bit rows, no answers", writing(24, 28, sampling{most: 250, endless: true}), plants(stateCodes(8, 256), markRounded, noAnswers)},
 	{"replies of three tokens", writing(24, 40, sampling{most: 3, endless: true}), func(*Case) {}},
 	{"prose", prose, func(*Case) {}},
 	{"replies to other prompts", exchanged, func(*Case) {}},

@@ -704,7 +704,7 @@ func (h heldOut) examined(t *testing.T, s *studio) *Report {
 		c.Families = strings.Split(only, ",")
 	}
 	h.make(t, s, &c)
-	return examine(t, c, probeStates, probeLabels, probeMask, probeDrafter)
+	return examine(t, c, probeStates, probeLabels, probeMask, probeDrafter, probeIdentity)
 }
 
 // Two of the held-out things under which the former rules raised an alarm, with

@@ -90,11 +90,7 @@ func (p *pass) run(rows tapRows) (cuda.Tensor, error) {
 	}
 	distinct := append(slices.Clip(p.tokens), p.graph.MaskToken)
 	first := p.tensor("distinct", len(distinct), h)
-	embedding := p.embedding
-	if p.graph.HostEmbedding {
-		embedding = p.host.Embedding
-	}
-	p.gather(first, embedding, distinct)
+	p.gather(first, p.embedding, distinct)
 	x := p.tensor("x", n, h)
 	p.gather(x, first, source)
 	for i, l := range p.layers {

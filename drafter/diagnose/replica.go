@@ -19,9 +19,7 @@ type replica struct {
 	spec      drafter.Spec
 	embedding cuda.Tensor
 	head      cuda.Tensor // one row a draft token
-	hostHead  cuda.Tensor // the target's rows for these
-	own       ownParts
-	targets   []int32 // the target's token of each draft token; nil where they are the same
+	targets   []int32     // the target's token of each draft token; nil where they are the same
 	drafts    map[int32]int32
 	fc        cuda.Tensor // [H, taps*H]
 	ctxNorm   cuda.Tensor
@@ -51,7 +49,7 @@ type ordering struct {
 // newReplica loads a checkpoint whose spec was parsed for the host. The
 // caller closes it.
 func newReplica(spec drafter.Spec, w drafter.Weights, host drafter.Host, dev cuda.Device) (*replica, error) {
-	r := &replica{dev: dev, host: host, spec: spec, embedding: host.Embedding, head: host.Head, hostHead: host.Head, heads: map[ordering][]headLayer{}, scratch: map[string]cuda.Buffer{}}
+	r := &replica{dev: dev, host: host, spec: spec, embedding: host.Embedding, head: host.Head, heads: map[ordering][]headLayer{}, scratch: map[string]cuda.Buffer{}}
 	if err := r.load(w); err != nil {
 		r.close()
 		return nil, err
@@ -100,18 +98,16 @@ func (r *replica) load(w drafter.Weights) error {
 	r.fc = matrix("fc.weight", h, len(s.Taps)*h)
 	r.ctxNorm = matrix("hidden_norm.weight", 1, h)
 	r.norm = matrix("norm.weight", 1, h)
-	if _, r.own.embedding = t.names["embed_tokens.weight"]; r.own.embedding {
+	if _, own := t.names["embed_tokens.weight"]; own {
 		r.embedding = matrix("embed_tokens.weight", s.Vocab, h)
 	}
 	ids, err := drafter.ReadVocabulary(w, s.DraftVocab, s.Vocab)
 	errs = append(errs, err)
-	if ids != nil {
-		r.hostHead = place(make([]float32, len(ids)*h), len(ids), h)
-		errs = append(errs, r.dev.GatherRows(r.hostHead, r.host.Head, ids))
-	}
-	r.head = r.hostHead
-	if _, r.own.head = t.names["lm_head.weight"]; r.own.head {
+	if _, own := t.names["lm_head.weight"]; own {
 		r.head = matrix("lm_head.weight", s.DraftVocab, h)
+	} else if ids != nil {
+		r.head = place(make([]float32, len(ids)*h), len(ids), h)
+		errs = append(errs, r.dev.GatherRows(r.head, r.host.Head, ids))
 	}
 	if r.targets = ids; ids != nil {
 		r.drafts = map[int32]int32{}
@@ -281,11 +277,7 @@ func (r *replica) draft(g Graph, rows tapRows, b blocks, labels []int32) (tokens
 			}
 		}
 	}
-	weight := r.head
-	if g.HostHead {
-		weight = r.hostHead
-	}
-	head, err := r.dev.Head(cuda.HeadArgs{Hidden: z, Weight: weight, K: 1, Labels: own})
+	head, err := r.dev.Head(cuda.HeadArgs{Hidden: z, Weight: r.head, K: 1, Labels: own})
 	if err != nil {
 		return nil, nil, err
 	}

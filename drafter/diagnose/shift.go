@@ -97,6 +97,17 @@ func (s *study) peaks(ms []measured, shift int) bool {
 	return true
 }
 
+// lags says that drafts are those of tokens before, as the declared graph's
+// are: labels that were shifted back do that under any graph, so that one which
+// leaves it so has not put right what is wrong.
+func (s *study) lags(ms []measured) bool {
+	if s.lag == 0 {
+		return false
+	}
+	own, other := s.shiftPair(ms, 0, s.lag)
+	return total(other).hits >= total(own).hits
+}
+
 // probeShift scans the offsets −2..+2 and notes the drafter's own.
 func (s *study) probeShift(r *Report, declared []measured) {
 	best, bestPair := 0, paired{}
@@ -124,7 +135,7 @@ func (s *study) probeShift(r *Report, declared []measured) {
 	}
 	lag := best < 0 && !s.copies(declared, -best)
 	if lag {
-		best = 0
+		s.lag, best = best, 0
 	}
 	s.shift = best
 	f := Finding{Key: keyShift, Subject: OfDrafter, Hypothesis: "the drafter learnt shifted labels", Effect: &bestPair.gain, weight: 1 + math.Abs(bestPair.gain.Value)}

@@ -19,7 +19,7 @@ type variant struct {
 //
 // states are those that are known; specials are the tokens that could stand
 // for the mask.
-func variants(spec drafter.Spec, targetLayers int, states []int, specials []int32, own ownParts) []variant {
+func variants(spec drafter.Spec, targetLayers int, states []int, specials []int32) []variant {
 	d := Declared(spec)
 	var out []variant
 	add := func(key, words string, change func(*Graph)) {
@@ -34,15 +34,6 @@ func variants(spec drafter.Spec, targetLayers int, states []int, specials []int3
 		eachLayer(spec, func(i int, words string) {
 			add("gqa-order", "query head g on kv head g mod kv (tiled)"+words, func(g *Graph) { g.Tiled = 1 << i })
 		})
-	}
-	if own.embedding {
-		add("embedding", "the target's embedding", func(g *Graph) { g.HostEmbedding = true })
-	}
-	if own.head {
-		add("embedding", "the target's head", func(g *Graph) { g.HostHead = true })
-	}
-	if own.embedding && own.head {
-		add("embedding", "the target's embedding and head", func(g *Graph) { g.HostEmbedding, g.HostHead = true, true })
 	}
 	add("slot-0", "the mask token in slot 0", func(g *Graph) { g.MaskAnchor = true })
 	add("anchor-leak", "the anchor's own states in the context", func(g *Graph) { g.Context = 1 })
@@ -61,9 +52,6 @@ func variants(spec drafter.Spec, targetLayers int, states []int, specials []int3
 	tapVariants(d.Taps, targetLayers, states, add)
 	return out
 }
-
-// ownParts are what a drafter brings though the target has it too.
-type ownParts struct{ embedding, head bool }
 
 // eachLayer visits the layers of a drafter that has several.
 func eachLayer(spec drafter.Spec, visit func(i int, words string)) {

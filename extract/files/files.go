@@ -34,6 +34,10 @@ const (
 	Speculators = "speculators" // hs_{row}.safetensors beside an Arrow data set
 	SpecForge   = "specforge"   // rows_*/data_*.ckpt, gzipped or not
 	DeepSpec    = "deepspec"    // manifest.json, samples.idx, shard-*.bin
+
+	// Eagle3 is what SpecForge trains EAGLE3 on; it is written, and read as
+	// SpecForge's.
+	Eagle3 = "specforge-eagle3"
 )
 
 // Sample is one sequence as another system stored it.
