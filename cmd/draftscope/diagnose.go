@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -115,8 +116,9 @@ func diagnoseJob(ctx context.Context, j *job, d diagnoseFlags) (err error) {
 	if c.Again, err = j.storedAgain(ctx, d.dataset, record, c.Sequences); err != nil {
 		return err
 	}
-	if err := j.storedDrafts(ctx, d.dataset, record, c, fingerprint); err != nil {
-		return err
+	incomplete := j.storedDrafts(ctx, d.dataset, record, c, fingerprint)
+	if incomplete != nil && !partial(incomplete) {
+		return incomplete
 	}
 	r, err := diagnose.Run(ctx, c)
 	if errors.Is(err, diagnose.ErrCase) {
@@ -126,9 +128,11 @@ func diagnoseJob(ctx context.Context, j *job, d diagnoseFlags) (err error) {
 		return modelError(j.place, err)
 	}
 	if j.json {
-		return writeJSON(j.out.stdout, r)
+		err = writeJSON(j.out.stdout, r)
+	} else {
+		err = diagnose.WriteText(j.out.stdout, r)
 	}
-	return diagnose.WriteText(j.out.stdout, r)
+	return cmp.Or(err, incomplete)
 }
 
 // passes shows how far a pass over the sequences is, every few seconds.
@@ -361,16 +365,9 @@ func takeRecord(q *diagnose.Sequence, rec arrow.Record) error {
 }
 
 // storedDrafts adds the drafts that the dataset holds of the examined drafter,
-// if they were made with these weights.
+// if they were made with these weights. An error with the exit code of what is
+// partial names files that were left out.
 func (j *job) storedDrafts(ctx context.Context, dataset string, r data.Run, c diagnose.Case, fingerprint string) error {
-	i := slices.IndexFunc(r.Drafters, func(d data.Drafter) bool { return d.Name == c.Drafter.Name })
-	if i < 0 {
-		return nil
-	}
-	if have := r.Drafters[i].Fingerprint; have != "" && have != fingerprint {
-		j.say("the drafts of %s in %s were made with other weights: they are not compared", c.Drafter.Name, dataset)
-		return nil
-	}
 	db, err := openDB(ctx, dataset, j.out)
 	if errors.Is(err, query.ErrNoDuckDB) {
 		j.say("stored drafts are not compared: %v", err)
@@ -380,6 +377,14 @@ func (j *job) storedDrafts(ctx context.Context, dataset string, r data.Run, c di
 		return err
 	}
 	defer db.Close()
+	i := slices.IndexFunc(r.Drafters, func(d data.Drafter) bool { return d.Name == c.Drafter.Name })
+	if i < 0 {
+		return leftOut(db.Warnings())
+	}
+	if have := r.Drafters[i].Fingerprint; have != "" && have != fingerprint {
+		j.say("the drafts of %s in %s were made with other weights: they are not compared", c.Drafter.Name, dataset)
+		return leftOut(db.Warnings())
+	}
 	at := map[string]int{}
 	for k, q := range c.Sequences {
 		at[q.ID] = k
@@ -413,7 +418,7 @@ func (j *job) storedDrafts(ctx context.Context, dataset string, r data.Run, c di
 	if err := rows.Err(); err != nil {
 		return err
 	}
-	return storedRounds(ctx, db, r.Name, c, at)
+	return cmp.Or(storedRounds(ctx, db, r.Name, c, at), leftOut(db.Warnings()))
 }
 
 // storedRounds adds the rounds of the examined drafter's chain; at is the
