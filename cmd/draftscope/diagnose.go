@@ -113,6 +113,9 @@ func diagnoseJob(ctx context.Context, j *job, d diagnoseFlags) (err error) {
 	if c.Sequences, err = j.storedSequences(ctx, d.dataset, record); err != nil {
 		return err
 	}
+	if c.Again, err = j.storedAgain(ctx, d.dataset, record, c.Sequences); err != nil {
+		return err
+	}
 	incomplete := j.storedDrafts(ctx, d.dataset, record, c, fingerprint)
 	if incomplete != nil && !partial(incomplete) {
 		return incomplete
@@ -254,7 +257,57 @@ func (j *job) storedSequences(ctx context.Context, dataset string, r data.Run) (
 	for i := range min(j.limit, len(ids)) {
 		want[ids[i*len(ids)/min(j.limit, len(ids))]] = true
 	}
-	source, err := ds.Replay(r.Name, data.ReplayConfig{Want: func(id string) bool { return want[id] }})
+	if out, err = sequencesOf(ctx, ds, r.Name, want); err != nil {
+		return nil, err
+	}
+	if len(out) == 0 {
+		return nil, badUsage("run %s in %s holds no sequence", r.Name, dataset)
+	}
+	return out, nil
+}
+
+// mostAgain bounds the sequences that are read from another run.
+const mostAgain = 8
+
+// storedAgain reads some of the same sequences from another run of the same
+// settings, if the dataset has one.
+func (j *job) storedAgain(ctx context.Context, dataset string, r data.Run, have []diagnose.Sequence) (out []diagnose.Sequence, err error) {
+	ds, err := data.Open(dataset)
+	if err != nil {
+		return nil, dataError(err)
+	}
+	defer func() { err = errors.Join(err, ds.Close()) }()
+	for _, other := range ds.Runs() {
+		if other.Name == r.Name || !sameSettings(r, other) {
+			continue
+		}
+		stored, err := ds.Stored(other.Name)
+		if err != nil {
+			return nil, dataError(err)
+		}
+		want := map[string]bool{}
+		for _, q := range have {
+			if _, ok := stored[q.ID]; ok && len(want) < mostAgain {
+				want[q.ID] = true
+			}
+		}
+		if len(want) > 0 {
+			return sequencesOf(ctx, ds, other.Name, want)
+		}
+	}
+	return nil, nil
+}
+
+// sameSettings says that two runs record the same states of the same target in
+// the same way.
+func sameSettings(a, b data.Run) bool {
+	return a.Engine == b.Engine && a.DType == b.DType && a.Rounding == b.Rounding && a.Fingerprints == b.Fingerprints &&
+		a.Options["device"] == b.Options["device"] && slices.Equal(a.States, b.States)
+}
+
+// sequencesOf reads the wanted sequences of a run.
+func sequencesOf(ctx context.Context, ds *data.Dataset, run string, want map[string]bool) (out []diagnose.Sequence, err error) {
+	source, err := ds.Replay(run, data.ReplayConfig{Want: func(id string) bool { return want[id] }})
 	if err != nil {
 		return nil, dataError(err)
 	}
@@ -278,9 +331,6 @@ func (j *job) storedSequences(ctx context.Context, dataset string, r data.Run) (
 			out = append(out, open)
 			open = diagnose.Sequence{States: map[int][]float32{}}
 		}
-	}
-	if len(out) == 0 {
-		return nil, badUsage("run %s in %s holds no sequence", r.Name, dataset)
 	}
 	return out, nil
 }

@@ -41,6 +41,9 @@ type Case struct {
 	Device    cuda.Device
 	Host      drafter.Host
 	Sequences []Sequence
+	// Again are recordings of some of the same texts, made with the same
+	// settings. They need tokens and states.
+	Again     []Sequence
 	Drafter   Checkpoint
 	Reference *Checkpoint
 	// Recompute runs the target on token ids and gives its states 0..n,
