@@ -128,6 +128,9 @@ func probeDrafter(ctx context.Context, s *study, r *Report) error {
 		}
 		best = []string{hidden.key}
 	}
+	if len(best) == 0 && s.lag != 0 {
+		s.lagStays(r, declared[0])
+	}
 	for _, h := range hypotheses {
 		if f, ok := s.judge(h, trials, best, explained); ok {
 			if hidden != nil && h.key == hidden.key {
