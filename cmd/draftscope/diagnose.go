@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -112,8 +113,12 @@ func diagnoseJob(ctx context.Context, j *job, d diagnoseFlags) (err error) {
 	if c.Sequences, err = j.storedSequences(ctx, d.dataset, record); err != nil {
 		return err
 	}
-	if err := j.storedDrafts(ctx, d.dataset, record, c, fingerprint); err != nil {
+	if c.Again, err = j.storedAgain(ctx, d.dataset, record, c.Sequences); err != nil {
 		return err
+	}
+	incomplete := j.storedDrafts(ctx, d.dataset, record, c, fingerprint)
+	if incomplete != nil && !partial(incomplete) {
+		return incomplete
 	}
 	r, err := diagnose.Run(ctx, c)
 	if errors.Is(err, diagnose.ErrCase) {
@@ -123,9 +128,11 @@ func diagnoseJob(ctx context.Context, j *job, d diagnoseFlags) (err error) {
 		return modelError(j.place, err)
 	}
 	if j.json {
-		return writeJSON(j.out.stdout, r)
+		err = writeJSON(j.out.stdout, r)
+	} else {
+		err = diagnose.WriteText(j.out.stdout, r)
 	}
-	return diagnose.WriteText(j.out.stdout, r)
+	return cmp.Or(err, incomplete)
 }
 
 // passes shows how far a pass over the sequences is, every few seconds.
@@ -250,7 +257,57 @@ func (j *job) storedSequences(ctx context.Context, dataset string, r data.Run) (
 	for i := range min(j.limit, len(ids)) {
 		want[ids[i*len(ids)/min(j.limit, len(ids))]] = true
 	}
-	source, err := ds.Replay(r.Name, data.ReplayConfig{Want: func(id string) bool { return want[id] }})
+	if out, err = sequencesOf(ctx, ds, r.Name, want); err != nil {
+		return nil, err
+	}
+	if len(out) == 0 {
+		return nil, badUsage("run %s in %s holds no sequence", r.Name, dataset)
+	}
+	return out, nil
+}
+
+// mostAgain bounds the sequences that are read from another run.
+const mostAgain = 8
+
+// storedAgain reads some of the same sequences from another run of the same
+// settings, if the dataset has one.
+func (j *job) storedAgain(ctx context.Context, dataset string, r data.Run, have []diagnose.Sequence) (out []diagnose.Sequence, err error) {
+	ds, err := data.Open(dataset)
+	if err != nil {
+		return nil, dataError(err)
+	}
+	defer func() { err = errors.Join(err, ds.Close()) }()
+	for _, other := range ds.Runs() {
+		if other.Name == r.Name || !sameSettings(r, other) {
+			continue
+		}
+		stored, err := ds.Stored(other.Name)
+		if err != nil {
+			return nil, dataError(err)
+		}
+		want := map[string]bool{}
+		for _, q := range have {
+			if _, ok := stored[q.ID]; ok && len(want) < mostAgain {
+				want[q.ID] = true
+			}
+		}
+		if len(want) > 0 {
+			return sequencesOf(ctx, ds, other.Name, want)
+		}
+	}
+	return nil, nil
+}
+
+// sameSettings says that two runs record the same states of the same target in
+// the same way.
+func sameSettings(a, b data.Run) bool {
+	return a.Engine == b.Engine && a.DType == b.DType && a.Rounding == b.Rounding && a.Fingerprints == b.Fingerprints &&
+		a.Options["device"] == b.Options["device"] && slices.Equal(a.States, b.States)
+}
+
+// sequencesOf reads the wanted sequences of a run.
+func sequencesOf(ctx context.Context, ds *data.Dataset, run string, want map[string]bool) (out []diagnose.Sequence, err error) {
+	source, err := ds.Replay(run, data.ReplayConfig{Want: func(id string) bool { return want[id] }})
 	if err != nil {
 		return nil, dataError(err)
 	}
@@ -274,9 +331,6 @@ func (j *job) storedSequences(ctx context.Context, dataset string, r data.Run) (
 			out = append(out, open)
 			open = diagnose.Sequence{States: map[int][]float32{}}
 		}
-	}
-	if len(out) == 0 {
-		return nil, badUsage("run %s in %s holds no sequence", r.Name, dataset)
 	}
 	return out, nil
 }
@@ -311,16 +365,9 @@ func takeRecord(q *diagnose.Sequence, rec arrow.Record) error {
 }
 
 // storedDrafts adds the drafts that the dataset holds of the examined drafter,
-// if they were made with these weights.
+// if they were made with these weights. An error with the exit code of what is
+// partial names files that were left out.
 func (j *job) storedDrafts(ctx context.Context, dataset string, r data.Run, c diagnose.Case, fingerprint string) error {
-	i := slices.IndexFunc(r.Drafters, func(d data.Drafter) bool { return d.Name == c.Drafter.Name })
-	if i < 0 {
-		return nil
-	}
-	if have := r.Drafters[i].Fingerprint; have != "" && have != fingerprint {
-		j.say("the drafts of %s in %s were made with other weights: they are not compared", c.Drafter.Name, dataset)
-		return nil
-	}
 	db, err := openDB(ctx, dataset, j.out)
 	if errors.Is(err, query.ErrNoDuckDB) {
 		j.say("stored drafts are not compared: %v", err)
@@ -330,6 +377,14 @@ func (j *job) storedDrafts(ctx context.Context, dataset string, r data.Run, c di
 		return err
 	}
 	defer db.Close()
+	i := slices.IndexFunc(r.Drafters, func(d data.Drafter) bool { return d.Name == c.Drafter.Name })
+	if i < 0 {
+		return leftOut(db.Warnings())
+	}
+	if have := r.Drafters[i].Fingerprint; have != "" && have != fingerprint {
+		j.say("the drafts of %s in %s were made with other weights: they are not compared", c.Drafter.Name, dataset)
+		return leftOut(db.Warnings())
+	}
 	at := map[string]int{}
 	for k, q := range c.Sequences {
 		at[q.ID] = k
@@ -363,7 +418,7 @@ func (j *job) storedDrafts(ctx context.Context, dataset string, r data.Run, c di
 	if err := rows.Err(); err != nil {
 		return err
 	}
-	return storedRounds(ctx, db, r.Name, c, at)
+	return cmp.Or(storedRounds(ctx, db, r.Name, c, at), leftOut(db.Warnings()))
 }
 
 // storedRounds adds the rounds of the examined drafter's chain; at is the

@@ -222,8 +222,11 @@ func TestVLLMsPrefixCacheNeverMakesASequenceShort(t *testing.T) {
 		code      int
 	}{
 		{"completed", "complete", false, nil, nil, 8, 4, exitOK},
-		{"completed, prompts that begin alike at once, with a drafter", "complete", true, nil,
-			[]string{"--connector", "--engine", `{"enable_prefix_caching": true, "max_num_batched_tokens": 256, "speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}}`}, 8, 7, exitOK},
+		{
+			"completed, prompts that begin alike at once, with a drafter", "complete", true, nil,
+			[]string{"--connector", "--engine", `{"enable_prefix_caching": true, "max_num_batched_tokens": 256, "speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}}`},
+			8, 7, exitOK,
+		},
 		{"refused", "complete", false, []string{"--prefix-memory", "0"}, nil, 4, 0, exitPartial}, // those of the second round are faults
 		{"computed again", "recompute", false, nil, []string{"--connector"}, 8, 0, exitOK},
 	} {

@@ -192,7 +192,11 @@ type streamBytes struct {
 
 func (v *streamBytes) Set(s string) error {
 	v.given = true
-	return v.sizeFlag.Set(s)
+	err := v.sizeFlag.Set(s)
+	if n := int64(v.sizeFlag); err == nil && n != 0 && (n < leastStream || n > mostStream) {
+		return fmt.Errorf("want 0 for no bound, or 1MiB to 1PiB, not %q", s)
+	}
+	return err
 }
 
 func (v *streamBytes) String() string {
@@ -268,8 +272,14 @@ func (j *jobFlags) commonFlags(fs *flag.FlagSet) {
 	fs.BoolVar(&j.json, "json", false, "print the report as JSON")
 }
 
-// maxPartitions bounds how many sequences are under way at once.
-const maxPartitions = 64
+// Bounds of flags; more would be a mistake.
+const (
+	maxPartitions = 64      // sequences that are under way at once
+	maxNewTokens  = 1 << 20 // no target has a longer context
+	maxBatchRows  = 1 << 16
+	leastStream   = 1 << 20 // less holds no sequence
+	mostStream    = 1 << 50
+)
 
 // validate checks what no single flag can.
 func (j *jobFlags) validate() error {
@@ -284,10 +294,10 @@ func (j *jobFlags) validate() error {
 		return badUsage("--partitions must be 1 to %d, not %d", maxPartitions, j.parts)
 	case j.encoders < 0 || j.encoders > 1024:
 		return badUsage("--encode-workers must be 0 (all cores) to 1024, not %d", j.encoders)
-	case j.maxNew < 1:
-		return badUsage("--max-new must be at least 1, not %d", j.maxNew)
-	case j.batchRows < 1:
-		return badUsage("--batch-rows must be at least 1, not %d", j.batchRows)
+	case j.maxNew < 1 || j.maxNew > maxNewTokens:
+		return badUsage("--max-new must be 1 to %d, not %d", maxNewTokens, j.maxNew)
+	case j.batchRows < 1 || j.batchRows > maxBatchRows:
+		return badUsage("--batch-rows must be 1 to %d, not %d", maxBatchRows, j.batchRows)
 	case !(j.temp >= 0 && j.temp <= 100):
 		return badUsage("--temperature must be 0 to 100, not %g", j.temp)
 	case j.nats == "":

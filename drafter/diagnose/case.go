@@ -41,6 +41,9 @@ type Case struct {
 	Device    cuda.Device
 	Host      drafter.Host
 	Sequences []Sequence
+	// Again are recordings of some of the same texts, made with the same
+	// settings. They need tokens and states.
+	Again     []Sequence
 	Drafter   Checkpoint
 	Reference *Checkpoint
 	// Recompute runs the target on token ids and gives its states 0..n,
@@ -201,7 +204,13 @@ func (s *study) answers(final []float32, next []int32) (argmax []int32, logprob 
 	if err := errors.Join(s.Device.Upload(x, final), s.Device.RMSNorm(x, x, h.FinalNorm, h.Eps, h.Gain)); err != nil {
 		return nil, nil, err
 	}
-	res, err := s.Device.Head(cuda.HeadArgs{Hidden: x, Weight: h.Head, K: 1, Labels: next})
+	return s.headOn(x, next)
+}
+
+// headOn is the argmax of the target's head on normed states, and the
+// log-probability of next where that is given.
+func (s *study) headOn(x cuda.Tensor, next []int32) (argmax []int32, logprob []float32, err error) {
+	res, err := s.Device.Head(cuda.HeadArgs{Hidden: x, Weight: s.Host.Head, K: 1, Labels: next})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -40,7 +40,7 @@ func Run(ctx context.Context, c Case) (*Report, error) {
 	}
 	for _, probe := range []func(context.Context, *study, *Report) error{
 		probeStates, probeLabels, probeMask, probeTemplate, probeLossless,
-		probeDrafter, probeHealth, probeLog,
+		probeDrafter, probeIdentity, probeFinal, probeHealth, probeLog,
 	} {
 		if err := probe(ctx, s, r); err != nil {
 			return nil, fmt.Errorf("diagnosing %s: %w", c.Drafter.Name, err)
