@@ -145,6 +145,7 @@ type jobFlags struct {
 	seed      int64
 	batchRows int
 	redact    bool
+	lastTurn  bool
 	parts     int
 	stream    streamBytes
 	encoders  int
@@ -171,6 +172,7 @@ func (j *jobFlags) captureFlags(fs *flag.FlagSet) {
 	fs.Int64Var(&j.seed, "seed", 1, "the sampling seed `N`")
 	fs.IntVar(&j.batchRows, "batch-rows", 64, "tokens in a batch of the stream, `N`")
 	fs.BoolVar(&j.redact, "redact", false, "do not store the text")
+	fs.BoolVar(&j.lastTurn, "last-turn", false, "of conversations and sequences that are given whole, supervise the last reply only")
 	j.chunk = oneOfFlag(fs, "delta-chunk", "1", "rows of a prompt that a hybrid target's linear layers solve at once: 1, or 64 (faster on Hopper in bf16; the last bits of states then depend on which rows were given and which generated) `N`", "64")
 }
 

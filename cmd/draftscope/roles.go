@@ -148,6 +148,9 @@ func streamJob(ctx context.Context, j *job, s streamFlags) (err error) {
 	if err := source.Choose(states, func(id string) bool { _, ok := published[id]; return ok }); err != nil {
 		return jobError(err)
 	}
+	if err := j.idle(source.Idle(), len(inputs)); err != nil {
+		return err
+	}
 	total := source.Remaining()
 	if total < len(inputs) {
 		j.say("resuming run %s on the server: %d of %d sequences are in the stream, or have been", j.run, len(inputs)-total, len(inputs))

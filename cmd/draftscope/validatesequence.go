@@ -131,6 +131,12 @@ func (c *checks) end(ctx context.Context, g *gathered) error {
 		}
 		faults = append(faults, more...)
 	}
+	if c.truth != nil && c.truth.tok != nil && !g.aside {
+		faults = append(faults, c.truth.misplaced(g.Tokens)...)
+	}
+	if slices.ContainsFunc(faults, func(f verify.Fault) bool { return f.Warning && f.Value == verify.Idle }) {
+		c.v.idle++
+	}
 	before := c.v.Faults
 	for _, f := range faults {
 		f.File = c.file

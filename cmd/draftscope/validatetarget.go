@@ -5,7 +5,9 @@ import (
 	"fmt"
 
 	"github.com/draftscope/draftscope/cuda"
+	"github.com/draftscope/draftscope/drafter/diagnose"
 	"github.com/draftscope/draftscope/extract/verify"
+	"github.com/draftscope/draftscope/schemas"
 	"github.com/draftscope/draftscope/schemas/sound"
 )
 
@@ -50,6 +52,25 @@ func (t *truth) check(ctx context.Context, q verify.Sequence) ([]verify.Fault, e
 		return append(faults, q.Beside(states)...), nil
 	}
 	return append(faults, q.Band(t.profile())...), nil
+}
+
+// misplaced warns of a loss mask that is off where turns begin or end.
+func (t *truth) misplaced(tokens []schemas.Token) (faults []verify.Fault) {
+	if len(tokens) == 0 {
+		return nil
+	}
+	text := func(id int32) string { return t.tok.Decode([]int32{id}) }
+	for _, m := range diagnose.MisplacedMask(tokens, text, t.tok.Encode) {
+		where := "outside"
+		if tokens[m.Token].LossMask {
+			where = "inside"
+		}
+		faults = append(faults, verify.Fault{
+			Sample: tokens[0].SeqID, Row: m.Token, State: -1, Rule: "K9", Warning: true,
+			Value: fmt.Sprintf("token %q %s is %s the loss mask", text(tokens[m.Token].TokenID), m.What, where),
+		})
+	}
+	return faults
 }
 
 // profile is the size of each state of the target, on what it ran so far.

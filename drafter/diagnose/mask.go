@@ -3,7 +3,10 @@ package diagnose
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
+
+	"github.com/draftscope/draftscope/schemas"
 )
 
 // maskCounts is what the loss masks get wrong, by kind, over all turns.
@@ -16,9 +19,36 @@ type maskCounts struct {
 	odd               int // supervised turns with another header, which are not looked at
 	unknown           int // tokens of no known role
 	example           string
+	found             []Misplaced
+	turn              int // of found, those of earlier turns
+}
+
+// Misplaced is a token on the wrong side of its loss mask.
+type Misplaced struct {
+	Token int
+	What  string // which token it is
+}
+
+// MisplacedMask lists the tokens of a sequence at which its mask is off, the
+// first of each kind in a turn. encode may be nil.
+func MisplacedMask(tokens []schemas.Token, text func(id int32) string, encode func(text string) []int32) []Misplaced {
+	s := &study{Case: Case{Text: text, Encode: encode}}
+	q := &subject{Sequence: Sequence{Tokens: tokens}}
+	for _, t := range tokens {
+		q.ids, q.mask = append(q.ids, t.TokenID), append(q.mask, t.LossMask)
+	}
+	var m maskCounts
+	q.turnsOf(func(lo, hi int) {
+		m.turn = len(m.found)
+		s.maskOfTurn(&m, q, lo, hi)
+	})
+	return m.found
 }
 
 func (m *maskCounts) note(q *subject, t int, what string) {
+	if !slices.ContainsFunc(m.found[m.turn:], func(f Misplaced) bool { return f.What == what }) {
+		m.found = append(m.found, Misplaced{t, what})
+	}
 	if m.example == "" {
 		m.example = fmt.Sprintf("%s, token %d %s", q.ID, t, what)
 	}

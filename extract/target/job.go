@@ -102,6 +102,10 @@ func (s *Source) prepare(in Input) (*job, error) {
 			j.finish, j.promptLen = finishGiven, slices.Index(chat.Mask, true)
 		}
 	}
+	if s.cfg.LastTurn && j.finish == finishGiven {
+		j.mask = slices.Clone(j.mask)
+		LastTurn(j.mask)
+	}
 	for i, id := range j.ids {
 		if id < 0 || int(id) >= cfg.Vocab {
 			return nil, badLine(in.where, "token %d at position %d is outside the target's vocabulary of %d; tokenize with the target's own tokenizer", id, i, cfg.Vocab)

@@ -105,12 +105,12 @@ func openWeights(cfg Config, raw []byte, ckpt checkpoint, dev cuda.Device) (*Mod
 func (m *Model) load() error {
 	c, l := m.cfg, m.loaded
 	m.arena = &arena{dev: m.dev, cols: c.KVHeads * c.HeadDim}
-	m.embed = l.matrix("embed_tokens.weight", c.Vocab, c.Hidden)
+	m.embed = l.vocabulary(l.prefix+"embed_tokens.weight", c.Vocab, c.Hidden)
 	m.head = m.embed
 	if c.Tied {
 		l.skip("lm_head.weight")
 	} else {
-		m.head = l.tensor("lm_head.weight", c.Vocab, c.Hidden, c.Vocab, c.Hidden)
+		m.head = l.vocabulary("lm_head.weight", c.Vocab, c.Hidden)
 	}
 	m.norm = l.vector("norm.weight", c.Hidden)
 	for i := range c.Layers {

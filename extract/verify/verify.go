@@ -117,9 +117,9 @@ func (c *checker) rows() {
 		case len(vals)%max(c.Hidden, 1) != 0:
 			c.add(-1, state, "K3", "%d values are no whole rows of %d", len(vals), c.Hidden)
 		case have == n-1:
-			c.add(n-1, state, "K3", "%d rows for %d tokens: the last row is missing", have, n)
+			c.add(n-1, state, "K3", "%d rows for %d tokens: last row missing", have, n)
 		case have < n:
-			c.add(-1, state, "K3", "%d rows for %d tokens: the first %d rows may be missing (a prefix cache?)", have, n, n-have)
+			c.add(-1, state, "K3", "%d rows for %d tokens: first %d rows missing (prefix cache?)", have, n, n-have)
 		case have > n:
 			c.add(-1, state, "K3", "%d rows for %d tokens", have, n)
 		}
@@ -201,6 +201,9 @@ func Rows(vals []float32, width int, may func(row int) (zero, same bool)) []Faul
 	return out
 }
 
+// Idle is what is wrong with a sequence that trains nothing.
+const Idle = "no token is supervised"
+
 // mask is K9: a sequence that trains nothing, or everything.
 func (c *checker) mask() {
 	on := 0
@@ -211,7 +214,7 @@ func (c *checker) mask() {
 	}
 	switch {
 	case on == 0:
-		c.warn("K9", "no token is supervised")
+		c.warn("K9", Idle)
 	case on >= len(c.Tokens)-1 && len(c.Tokens) > 1 && c.Tokens[0].LossMask:
 		c.warn("K9", "every token is supervised, the prompt too")
 	}

@@ -119,10 +119,11 @@ func TestWhatIsWrongWithAStateIsNamedHoweverItIsCut(t *testing.T) {
 				for lo := 0; lo < 40; lo += step {
 					k.Add(cut(c, lo, min(lo+step, 40)), nil)
 				}
-				got := ""
+				var found []string
 				for _, f := range k.End() {
-					got += f.Check + " " + f.String()
+					found = append(found, f.Check+" "+f.String())
 				}
+				got := strings.Join(found, "; ")
 				if !strings.HasPrefix(got, tt.want) || (got == "") != (tt.want == "") {
 					t.Errorf("%s, %s, %d rows a record: %q, want %q", tt.name, d, step, got, tt.want)
 				}
