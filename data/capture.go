@@ -15,6 +15,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"github.com/draftscope/draftscope/data/statefile"
 	"github.com/draftscope/draftscope/schemas"
+	"github.com/draftscope/draftscope/schemas/sound"
 )
 
 // CaptureSink stores captured sequences: their tokens, states and own rows.
@@ -36,7 +37,7 @@ type captureSeq struct {
 	batches   []captureBatch
 	sequence  *schemas.Sequence
 	faults    []schemas.Fault
-	bad       []nonFinite           // by state
+	checker   *sound.Checker
 	rounded   []RoundingError       // by state
 	lossless  []*statefile.VecMeter // by state; of a rounded run
 	hashes    []*xxhash.Digest
@@ -51,12 +52,6 @@ type captureBatch struct {
 	rows   int
 	states [][]byte
 	norms  [][]float32
-}
-
-// nonFinite counts what must not be stored in one state of a sequence.
-type nonFinite struct {
-	nan, inf, rows int
-	first          int32 // row
 }
 
 func (s *captureSeq) release() {
@@ -99,7 +94,7 @@ func (s *CaptureSink) write(seq string, rec arrow.Record) error {
 	}
 	q := s.open[seq]
 	if q == nil {
-		q = &captureSeq{id: seq, bad: make([]nonFinite, len(s.run.States)), rounded: s.run.noErrors()}
+		q = &captureSeq{id: seq, checker: sound.NewChecker(s.run.Profile), rounded: s.run.noErrors()}
 		for range s.run.States {
 			q.hashes = append(q.hashes, xxhash.New())
 			if s.run.Rounding != Lossless {
@@ -152,6 +147,7 @@ func (s *CaptureSink) writeCapture(q *captureSeq, rec arrow.Record) error {
 		}
 	}
 	if s.run.Rounding != Lossless {
+		q.checker.Add(c, nil)
 		for i, raw := range c.States {
 			if err := q.lossless[i].Add(raw); err != nil {
 				return err
@@ -161,16 +157,13 @@ func (s *CaptureSink) writeCapture(q *captureSeq, rec arrow.Record) error {
 		rec = nil
 	}
 	b := captureBatch{rec: rec, rows: len(c.Tokens), states: c.States, norms: make([][]float32, len(c.States))}
-	width := c.Spec.Hidden * c.Spec.DType.Size()
 	for i, raw := range c.States {
 		q.hashes[i].Write(raw)
 		b.norms[i] = statefile.AppendNorms(make([]float32, 0, b.rows), c.Spec.DType, c.Spec.Hidden, raw)
-		for r, norm := range b.norms[i] {
-			if !finite(norm) {
-				q.bad[i].count(c.Spec.DType, raw[r*width:(r+1)*width], int32(len(q.tokens)+r))
-			}
-		}
 		q.bytes += int64(len(raw))
+	}
+	if s.run.Rounding == Lossless {
+		q.checker.Add(c, b.norms)
 	}
 	q.tokens = append(q.tokens, c.Tokens...)
 	if rec != nil {
@@ -182,27 +175,6 @@ func (s *CaptureSink) writeCapture(q *captureSeq, rec arrow.Record) error {
 
 func (q *captureSeq) fault(check, detail string) {
 	q.faults = append(q.faults, schemas.Fault{SeqID: q.id, Chunk: -1, Check: check, Detail: detail})
-}
-
-// count adds a row whose norm is not finite. Its values may all be finite:
-// then the norm itself is past float32, which counts as one Inf.
-func (n *nonFinite) count(d schemas.DType, row []byte, pos int32) {
-	before := n.nan + n.inf
-	for _, v := range d.AppendFloats(nil, row) {
-		switch {
-		case v != v:
-			n.nan++
-		case math.IsInf(float64(v), 0):
-			n.inf++
-		}
-	}
-	if n.nan+n.inf == before {
-		n.inf++
-	}
-	if n.rows == 0 {
-		n.first = pos
-	}
-	n.rows++
 }
 
 // End says that a sequence is complete; streamSeq is the stream's number of
@@ -261,10 +233,11 @@ func captureDigest(h *rowHash, seq schemas.Sequence, tokens []schemas.Token, sta
 
 // check turns what is wrong with a complete sequence into faults.
 func (s *CaptureSink) check(q *captureSeq) {
-	for i, b := range q.bad {
-		if b.rows > 0 {
-			q.fault("K1", fmt.Sprintf("state %d, row %d: NaN count %d, Inf count %d in %d rows of this state", s.run.States[i], b.first, b.nan, b.inf, b.rows))
-		}
+	if len(q.faults) > 0 {
+		return
+	}
+	for _, f := range q.checker.End() {
+		q.fault(f.Check, f.String())
 	}
 	if len(q.faults) > 0 {
 		return
@@ -280,6 +253,11 @@ func (s *CaptureSink) check(q *captureSeq) {
 		q.fault("K3", fmt.Sprintf("prompt of %d tokens in a sequence of %d", row.PromptLen, row.Length))
 	case !finite(row.Temperature):
 		q.fault("K1", "temperature is not finite")
+	default:
+		ids, answers := sound.Recorded(q.tokens)
+		if detail := sound.Greedy(ids, answers, *row); detail != "" {
+			q.fault("K5", detail)
+		}
 	}
 }
 

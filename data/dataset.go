@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"github.com/draftscope/draftscope/schemas"
+	"github.com/draftscope/draftscope/schemas/sound"
 )
 
 // FinalPreNorm is the only value of [Run.FinalNorm] that this program writes:
@@ -59,6 +60,9 @@ type Run struct {
 	CreatedAt     time.Time         `json:"created_at"`
 	Options       map[string]string `json:"options,omitempty"`
 	Drafters      []Drafter         `json:"drafters,omitempty"`
+	// Profile is how large the target's states are, which sequences are held
+	// against; nil where nobody knows. It is no part of what a run is.
+	Profile sound.Profile `json:"profile,omitempty"`
 }
 
 // OptionStates is the option of a drafter that read the states as they are
@@ -204,7 +208,7 @@ func (d *Dataset) Run(name string) (Run, error) {
 }
 
 // AddRun records a run. When a run of this name exists it must be equal in
-// all but creation and drafters, and is then resumed; otherwise AddRun
+// all but creation, drafters and profile, and is then resumed; otherwise AddRun
 // returns an error wrapping [ErrMismatch] that names what differs.
 func (d *Dataset) AddRun(r Run) error {
 	if !d.writable {
@@ -215,14 +219,17 @@ func (d *Dataset) AddRun(r Run) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, have := range d.manifest.Runs {
+	for i, have := range d.manifest.Runs {
 		if have.Name != r.Name {
 			continue
 		}
 		if what := have.Difference(r); what != "" {
 			return fmt.Errorf("adding run %s to %s: %w: %s; give another --run name or another --out folder", r.Name, d.dir, ErrMismatch, what)
 		}
-		return nil
+		if have.Profile != nil || r.Profile == nil {
+			return nil
+		}
+		return d.change(func(m *manifest) { m.Runs[i].Profile = r.Profile })
 	}
 	if r.CreatedAt.IsZero() {
 		r.CreatedAt = time.Now().UTC()

@@ -74,6 +74,10 @@ type takenFile struct {
 // because another one of its commit is not.
 const WithGroup = "left out with its group, of which "
 
+// Uncommitted is the reason of a file whose writer was stopped, or is about to
+// commit it.
+const Uncommitted = "its group was not committed; what it holds is written again when the run goes on"
+
 type taking struct {
 	d       *Dataset
 	refused map[string]string // reasons by path
@@ -222,7 +226,7 @@ func (t *taking) join() {
 		case t.by[f.marker] == nil && exists(f.marker):
 			f.gone = true // its marker came after the list
 		case t.by[f.marker] == nil:
-			f.reason = "its group was not committed; what it holds is written again when the run goes on"
+			f.reason = Uncommitted
 		case f.reason != "":
 			f.reason += "; restore it, or delete " + t.rel(f.marker) + " and run the command that made it again"
 			cause[f.marker] = f.path

@@ -65,26 +65,26 @@ func openDFlash(o opening) (Model, error) {
 	return m, nil
 }
 
-// load takes every tensor of the family.
+// load takes every tensor of the family, in the shapes of [Spec.tensors].
 func (m *dflash) load(l *loader, targetLayers int) error {
-	h := m.spec.Hidden
-	if err := m.loadProjection(l, targetLayers); err != nil {
+	if err := m.checkProjection(l, targetLayers); err != nil {
 		return err
 	}
-	r := reader{l: l}
-	m.ctxNorm = r.matrix("hidden_norm.weight", 0, h)
-	m.norm = r.matrix("norm.weight", 0, h)
-	if l.has(embeddingName) {
+	r := reader{l: l, want: shapesOf(m.spec.tensors(l, targetLayers))}
+	m.fc = r.matrix("fc.weight")
+	m.ctxNorm = r.matrix("hidden_norm.weight")
+	m.norm = r.matrix("norm.weight")
+	if r.err == nil && l.has(embeddingName) {
 		same, err := l.copyOf(embeddingName, m.embedding)
 		if err != nil {
 			return err
 		}
 		if !same {
-			m.embedding = r.matrix(embeddingName, m.spec.Vocab, h)
+			m.embedding = r.matrix(embeddingName)
 		}
 	}
 	for i, rule := range m.spec.Attention {
-		layer, err := m.loadLayer(l, i)
+		layer, err := r.layer(i)
 		if err = errors.Join(r.err, err); err != nil {
 			return err
 		}
@@ -94,53 +94,46 @@ func (m *dflash) load(l *loader, targetLayers int) error {
 	return r.err
 }
 
-// loadLayer takes the tensors of layer i.
-func (m *dflash) loadLayer(l *loader, i int) (layer dflashLayer, err error) {
-	h, inter := m.spec.Hidden, m.spec.Inter
-	wide, narrow := m.spec.Heads*m.spec.HeadDim, m.spec.KVHeads*m.spec.HeadDim
-	if layer.qkv, err = l.room(wide+2*narrow, h); err != nil {
+// layer takes the tensors of layer i.
+func (r *reader) layer(i int) (layer dflashLayer, err error) {
+	r.prefix = fmt.Sprintf("layers.%d.", i)
+	h := r.shape("self_attn.q_proj.weight")[1]
+	wide, narrow, inter := r.shape("self_attn.q_proj.weight")[0], r.shape("self_attn.k_proj.weight")[0], r.shape("mlp.gate_proj.weight")[0]
+	if layer.qkv, err = r.l.room(wide+2*narrow, h); err != nil {
 		return layer, fmt.Errorf("placing the weights of layer %d: %w", i, err)
 	}
-	if layer.gateUp, err = l.room(2*inter, h); err != nil {
+	if layer.gateUp, err = r.l.room(2*inter, h); err != nil {
 		return layer, fmt.Errorf("placing the weights of layer %d: %w", i, err)
 	}
 	layer.kv = layer.qkv.RowRange(wide, wide+2*narrow)
-	r := reader{l: l, prefix: fmt.Sprintf("layers.%d.", i)}
-	layer.inNorm = r.matrix("input_layernorm.weight", 0, h)
-	layer.postNorm = r.matrix("post_attention_layernorm.weight", 0, h)
+	layer.inNorm = r.matrix("input_layernorm.weight")
+	layer.postNorm = r.matrix("post_attention_layernorm.weight")
 	r.into("self_attn.q_proj.weight", layer.qkv.RowRange(0, wide))
 	r.into("self_attn.k_proj.weight", layer.kv.RowRange(0, narrow))
 	r.into("self_attn.v_proj.weight", layer.kv.RowRange(narrow, 2*narrow))
-	layer.o = r.matrix("self_attn.o_proj.weight", h, wide)
-	layer.qNorm = r.matrix("self_attn.q_norm.weight", 0, m.spec.HeadDim)
-	layer.kNorm = r.matrix("self_attn.k_norm.weight", 0, m.spec.HeadDim)
+	layer.o = r.matrix("self_attn.o_proj.weight")
+	layer.qNorm = r.matrix("self_attn.q_norm.weight")
+	layer.kNorm = r.matrix("self_attn.k_norm.weight")
 	r.into("mlp.gate_proj.weight", layer.gateUp.RowRange(0, inter))
 	r.into("mlp.up_proj.weight", layer.gateUp.RowRange(inter, 2*inter))
-	layer.down = r.matrix("mlp.down_proj.weight", h, inter)
+	layer.down = r.matrix("mlp.down_proj.weight")
 	return layer, r.err
 }
 
-// loadProjection takes fc, whose width must be that of the taps together.
-func (m *dflash) loadProjection(l *loader, targetLayers int) error {
+// checkProjection finds out which taps enter fc, whose width must be that of
+// them together.
+func (m *dflash) checkProjection(l *loader, targetLayers int) error {
 	const name = "fc.weight"
-	h := m.spec.Hidden
 	shape, err := l.shape(name)
 	if err != nil {
 		return err
 	}
-	n := len(m.spec.Taps)
-	if last := n - 1; last > 0 && m.spec.Taps[last] == (Tap{State: targetLayers}) && len(shape) == 2 && shape[1] == last*h {
-		// The speculators project captures the final state beside the taps
-		// for the target's logits; it does not enter fc.
-		m.spec.Taps = m.spec.Taps[:last]
-		n = last
-	}
-	if len(shape) == 2 && shape[1] != n*h {
+	m.spec.Taps = m.spec.entering(l, targetLayers)
+	if h, n := m.spec.Hidden, len(m.spec.Taps); len(shape) == 2 && shape[1] != n*h {
 		return fmt.Errorf("%w: %s has %d inputs, which is %.4g states of %d; the configuration names %d (%v)",
 			ErrWeights, name, shape[1], float64(shape[1])/float64(h), h, n, m.spec.States())
 	}
-	m.fc, err = l.matrix(name, h, n*h)
-	return err
+	return nil
 }
 
 // BlockSize implements [Model].

@@ -5,7 +5,7 @@ import "errors"
 var (
 	// ErrConfig marks a checkpoint configuration that cannot be run: a field
 	// is missing, contradicts another, or does not fit the target.
-	ErrConfig = errors.New("drafter configuration")
+	ErrConfig = errors.New("config.json of a drafter")
 	// ErrFamily marks a checkpoint of a kind that this package does not run.
 	ErrFamily = errors.New("unsupported drafter family")
 	// ErrWeights marks tensors that are missing, unknown, misshapen or not finite.

@@ -94,13 +94,7 @@ func (s Spec) tensors(l *loader, depth int) []Misshapen {
 			add(name, shape...)
 		}
 	}
-	h, taps := s.Hidden, len(s.Taps)
-	if last := s.Taps[taps-1]; taps > 1 && !last.Normed && (depth == unknownDepth || last.State == depth) {
-		// The final state may be captured for the target's logits alone.
-		if shape, err := l.shape("fc.weight"); err == nil && slices.Equal(shape, []int{h, (taps - 1) * h}) {
-			taps--
-		}
-	}
+	h, taps := s.Hidden, len(s.entering(l, depth))
 	add("fc.weight", h, taps*h)
 	add("hidden_norm.weight", h)
 	add("norm.weight", h)
@@ -130,6 +124,19 @@ func (s Spec) tensors(l *loader, depth int) []Misshapen {
 		optional(t2dName, s.Vocab)
 	}
 	return out
+}
+
+// entering are the taps that enter fc. The speculators project captures the
+// final state beside the others for the target's logits; it does not enter fc.
+func (s Spec) entering(l *loader, depth int) []Tap {
+	n := len(s.Taps) - 1
+	if last := s.Taps[n]; n == 0 || last.Normed || depth != unknownDepth && last.State != depth {
+		return s.Taps
+	}
+	if shape, err := l.shape("fc.weight"); err != nil || !slices.Equal(shape, []int{s.Hidden, n * s.Hidden}) {
+		return s.Taps
+	}
+	return s.Taps[:n]
 }
 
 // KindOf says what a config.json is of: the family of a drafter, run here or

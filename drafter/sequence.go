@@ -6,6 +6,7 @@ import (
 
 	"github.com/draftscope/draftscope/cuda"
 	"github.com/draftscope/draftscope/schemas"
+	"github.com/draftscope/draftscope/schemas/sound"
 )
 
 // The checks by which a sequence is set aside for a drafter.
@@ -14,6 +15,7 @@ const (
 	checkRows     = "K3" // tokens, positions and counts fit together
 	checkManifest = "K6" // the recorded states are those that the drafter reads
 	checkVocab    = "K11"
+	checkHead     = "K5" // the recorded answers are the target's
 )
 
 // sequence is what a stage holds of one sequence until its end.
@@ -24,13 +26,16 @@ type sequence struct {
 	labels  []int32 // the target's argmax at each position, -1 if unknown
 	spec    *schemas.CaptureSpec
 	lanes   []*lane
-	// length is what the sequence's own record says, -1 before it came.
-	length int
+	sound   *sound.Checker
+	// row is the sequence's own record, nil before it came.
+	row *schemas.Sequence
+	// recorded says that every label came with the capture.
+	recorded bool
 	// setAside says that somebody before us found the sequence faulty.
 	setAside bool
 
-	// final holds the normed final states of all positions, if the target's
-	// distributions are needed and recorded; nil otherwise.
+	// final holds the normed final states of all positions, if they are
+	// recorded; nil otherwise.
 	final      cuda.Buffer
 	finalWidth int
 }
@@ -131,53 +136,21 @@ func (q *sequence) check(c schemas.Capture, host Host) {
 			return
 		}
 	}
-	bad := map[int]string{} // state to complaint
-	complaint := func(state int) string {
-		i := slices.Index(c.Spec.States, state)
-		if i < 0 {
-			return ""
-		}
-		why, seen := bad[state]
-		if !seen {
-			why = nonFinite(c, i, len(q.tokens))
-			bad[state] = why
-		}
-		return why
-	}
 	for _, l := range q.lanes {
 		for _, tap := range l.drafter.Taps() {
 			if !slices.Contains(c.Spec.States, tap.State) {
 				l.fail(checkManifest, fmt.Sprintf("state %d is not recorded (recorded: %v)", tap.State, c.Spec.States))
 			}
-			if why := complaint(tap.State); why != "" {
-				l.fail(checkFinite, why)
-			}
-		}
-		if why := complaint(host.Layers); why != "" {
-			l.fail(checkFinite, why) // labels would come from it
 		}
 	}
+	q.sound.Add(c, nil)
+	q.unsound(q.sound.Found())
 }
 
-// nonFinite describes the first row of the capture's i-th state that is not
-// finite, "" if all are. first is the position of row 0.
-func nonFinite(c schemas.Capture, i, first int) string {
-	width := c.Spec.Hidden * c.Spec.DType.Size()
-	row := make([]float32, 0, c.Spec.Hidden)
-	for r := range c.Tokens {
-		row = c.Spec.DType.AppendFloats(row[:0], c.States[i][r*width:(r+1)*width])
-		nan, inf := 0, 0
-		for _, v := range row {
-			switch {
-			case v != v:
-				nan++
-			case !finite(v):
-				inf++
-			}
-		}
-		if nan+inf > 0 {
-			return fmt.Sprintf("row %d, state %d: %d NaN, %d Inf", first+r, c.Spec.States[i], nan, inf)
-		}
+// unsound sets the sequence aside for what is wrong with its states, whether a
+// drafter reads them or not: the store does so too.
+func (q *sequence) unsound(faults []sound.Fault) {
+	for _, f := range faults {
+		q.failAll(f.Check, "%s", f)
 	}
-	return ""
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/draftscope/draftscope/cuda"
 	"github.com/draftscope/draftscope/schemas"
+	"github.com/draftscope/draftscope/schemas/sound"
 )
 
 // DefaultK is how many candidates of a slot the table drafts keep.
@@ -42,6 +43,9 @@ type Config struct {
 	Losses    cuda.Losses
 	Allocator memory.Allocator // nil is memory.DefaultAllocator
 	Log       *slog.Logger     // nil is silent
+	// Profile is how large the target's states are; without it their sizes are
+	// not checked.
+	Profile sound.Profile
 	// Progress, if given, is told after each pass how many anchors it drafted.
 	Progress func(drafter string, anchors int)
 	// Spent, if given, is told after each part of a drafter's work how long it
@@ -201,7 +205,7 @@ func (q *sequence) describe(rec arrow.Record) error {
 		q.failAll(checkRows, "the sequence's record does not describe it alone")
 		return nil
 	}
-	q.length = int(rows[0].Length)
+	q.row = &rows[0]
 	return nil
 }
 
@@ -209,7 +213,7 @@ func (s *Stage) sequence(id string) (*sequence, error) {
 	if q := s.seqs[id]; q != nil {
 		return q, nil
 	}
-	q := &sequence{id: id, length: -1}
+	q := &sequence{id: id, sound: sound.NewChecker(s.cfg.Profile), recorded: true}
 	for _, d := range s.cfg.Drafters {
 		context, err := d.NewContext()
 		if err != nil {
@@ -329,7 +333,7 @@ func (s *Stage) place(o *ops, q *sequence, c schemas.Capture, lo, hi int) map[Ta
 // whose target computed it from states that were not yet rounded for storage;
 // where it does not say, from the normed final states if they are recorded.
 func (s *Stage) labels(q *sequence, tokens []schemas.Token, final cuda.Tensor) ([]int32, error) {
-	if final.Buf != nil && s.cfg.Losses != 0 {
+	if final.Buf != nil {
 		if err := q.keepFinal(s.cfg.Device, len(q.tokens), final); err != nil {
 			return nil, err
 		}
@@ -344,6 +348,7 @@ func (s *Stage) labels(q *sequence, tokens []schemas.Token, final cuda.Tensor) (
 			complete = false
 		}
 	}
+	q.recorded = q.recorded && complete
 	if complete || final.Buf == nil {
 		return labels, nil
 	}
@@ -417,8 +422,8 @@ func (s *Stage) End(ctx context.Context, seq string, emit func(arrow.Record) err
 	if q.setAside {
 		return nil
 	}
-	if q.length >= 0 && q.length != len(q.tokens) {
-		q.failAll(checkRows, "%d rows of a sequence of %d tokens", len(q.tokens), q.length)
+	if err := s.judge(q); err != nil {
+		return fmt.Errorf("checking %s: %w", seq, err)
 	}
 	if s.cfg.Anchors == Every {
 		if err := s.draft(ctx, q, true); err != nil {
@@ -433,6 +438,76 @@ func (s *Stage) End(ctx context.Context, seq string, emit func(arrow.Record) err
 		if err != nil {
 			return fmt.Errorf("drafting on %s: %w", seq, err)
 		}
+	}
+	return nil
+}
+
+// judge sets a sequence aside for what only shows when all of it is there.
+func (s *Stage) judge(q *sequence) error {
+	if !q.live() {
+		return nil
+	}
+	if q.row != nil && int(q.row.Length) != len(q.tokens) {
+		q.failAll(checkRows, "%d rows of a sequence of %d tokens", len(q.tokens), q.row.Length)
+		return nil
+	}
+	if q.unsound(q.sound.End()); !q.live() {
+		return nil
+	}
+	if q.row != nil {
+		if why := sound.Greedy(q.tokens, q.labels, *q.row); why != "" {
+			q.failAll(checkHead, "%s", why)
+			return nil
+		}
+	}
+	return s.probe(q)
+}
+
+// probedRows is how many rows of a sequence, at most and at least, go through the target's head to see
+// that the answers that came with them are its own.
+const (
+	probedRows   = 32
+	probedFewest = 4
+)
+
+// probe is K5: the head on the recorded final states gives the recorded
+// answers. It asks for supervised rows, evenly over the sequence.
+func (s *Stage) probe(q *sequence) error {
+	if q.final == nil || !q.recorded {
+		return nil // without answers, the labels are the head's already
+	}
+	var at []int32
+	for p, on := range q.mask {
+		if on {
+			at = append(at, int32(p))
+		}
+	}
+	n := min(len(at), probedRows)
+	if n < probedFewest {
+		return nil
+	}
+	rows := make([]int32, n)
+	for i := range rows {
+		rows[i] = at[i*len(at)/n]
+	}
+	o := ops{dev: s.cfg.Device}
+	x := s.upload.tensor(&o, "probed", n, q.finalWidth)
+	o.gather(x, q.finalRows(), rows)
+	if o.err != nil {
+		return o.err
+	}
+	head, err := s.cfg.Device.Head(cuda.HeadArgs{Hidden: x, Weight: s.cfg.Host.Head, K: 1})
+	if err != nil {
+		return fmt.Errorf("asking the target's head: %w", err)
+	}
+	kept := 0
+	for i, p := range rows {
+		if head.TopIDs[i] == q.labels[p] {
+			kept++
+		}
+	}
+	if float64(kept) < sound.Kept*float64(n) {
+		q.failAll(checkHead, "the head on state %d gives %d of %d recorded answers: they are another target's, or the state is damaged", s.cfg.Host.Layers, kept, n)
 	}
 	return nil
 }

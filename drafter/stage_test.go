@@ -82,7 +82,7 @@ func feedRecords(tb testing.TB, s *drafter.Stage, mem memory.Allocator, c captur
 		process(rec)
 	}
 	process(schemas.Record(mem, schemas.Envelope{Table: schemas.TableSequences, Run: "r1"}, []schemas.Sequence{{
-		SeqID: c.id, PromptLen: int32(c.promptLen), Length: int32(len(c.ids)),
+		SeqID: c.id, PromptLen: int32(c.promptLen), Length: int32(len(c.ids)), FinishReason: "length",
 	}}))
 	if err := s.End(tb.Context(), c.id, out.take); err != nil {
 		tb.Fatal(err)

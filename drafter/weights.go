@@ -196,16 +196,32 @@ func (l *loader) copyOf(name string, t cuda.Tensor) (bool, error) {
 	return true, nil
 }
 
-// reader takes tensors in a row and keeps the first error.
+// reader takes tensors in a row, in the shapes that are wanted, and keeps the
+// first error.
 type reader struct {
 	l      *loader
+	want   map[string][]int
 	prefix string
 	err    error
 }
 
-func (r *reader) matrix(name string, rows, cols int) cuda.Tensor {
+func shapesOf(list []Misshapen) map[string][]int {
+	out := make(map[string][]int, len(list))
+	for _, t := range list {
+		out[t.Tensor] = t.Want
+	}
+	return out
+}
+
+func (r *reader) shape(name string) []int { return r.want[r.prefix+name] }
+
+func (r *reader) matrix(name string) cuda.Tensor {
 	if r.err != nil {
 		return cuda.Tensor{}
+	}
+	rows, cols := 0, r.shape(name)[0]
+	if shape := r.shape(name); len(shape) == 2 {
+		rows, cols = shape[0], shape[1]
 	}
 	var t cuda.Tensor
 	t, r.err = r.l.matrix(r.prefix+name, rows, cols)

@@ -27,6 +27,9 @@ const (
 	TableFaults     = "faults"
 )
 
+// FinishGiven is the finish_reason of a sequence that the target did not write.
+const FinishGiven = "given"
+
 // Sequence is one row of the table sequences.
 type Sequence struct {
 	SeqID        string            `parquet:"seq_id"`

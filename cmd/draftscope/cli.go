@@ -6,7 +6,9 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"os"
 	"strings"
+	"syscall"
 )
 
 // The exit codes, the same for every command.
@@ -48,7 +50,8 @@ Without flags, "draftscope run" uses a small model that is part of the program.
 "draftscope COMMAND --help" explains a command and shows examples.
 
 Exit status: 0 ok, 1 failed, 2 bad flags or input, 3 something is missing on
-this machine, 4 finished, but not everything could be scored.
+this machine, 4 finished, but not everything could be scored, 130 or 143 stopped
+by an interrupt or SIGTERM with nothing to keep.
 `
 
 // command is one subcommand; it owns its flags.
@@ -112,7 +115,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "draftscope: there is no command %q; \"draftscope help\" lists them\n", args[0])
 		return exitUsage
 	}
-	err := cmd(ctx, args[1:], streams{stdout, stderr})
+	err := placed(runStoppable(ctx, args[0], func(ctx context.Context) error { return cmd(ctx, args[1:], streams{stdout, stderr}) }))
 	if err == nil || errors.Is(err, flag.ErrHelp) {
 		return exitOK
 	}
@@ -121,6 +124,37 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return coded.code
 	}
 	return exitFailed
+}
+
+// runStoppable ends the commands of which a part is worth nothing at an
+// interrupt. The others finish what they have begun, and say so.
+func runStoppable(ctx context.Context, name string, cmd func(context.Context) error) error {
+	switch name {
+	case "diagnose", "validate", "compare", "report", "query", "inspect", "export", "doctor":
+		ctx, stop := stoppable(ctx)
+		defer stop()
+		return stopped(ctx, cmd(ctx))
+	}
+	return cmd(ctx)
+}
+
+// placed gives an error of where a command writes its exit code, the same for
+// every command: 3 where the machine lacks space, rights or files that may be
+// open; 2 where a path names no place.
+func placed(err error) error {
+	for _, missing := range []error{
+		syscall.ENOSPC, syscall.EDQUOT, syscall.EROFS, syscall.EFBIG, syscall.EMFILE, syscall.ENFILE, os.ErrPermission,
+	} {
+		if errors.Is(err, missing) {
+			return withCode(exitMissing, err)
+		}
+	}
+	for _, bad := range []error{syscall.ENOTDIR, syscall.EISDIR, syscall.ENAMETOOLONG, syscall.ELOOP, os.ErrNotExist} {
+		if errors.Is(err, bad) {
+			return withCode(exitUsage, err)
+		}
+	}
+	return err
 }
 
 func oneLine(s string) string {

@@ -30,7 +30,12 @@ func compareDrafters(ctx context.Context, ref, names string, asJSON bool, out st
 	case err != nil:
 		return err
 	case asJSON:
-		return writeJSON(out.stdout, v)
+		err = writeJSON(out.stdout, v)
+	default:
+		err = report.WriteVersus(out.stdout, v)
 	}
-	return report.WriteVersus(out.stdout, v)
+	if err != nil {
+		return err
+	}
+	return leftOut(db.Warnings())
 }

@@ -103,7 +103,7 @@ func writeCase(dir string) error {
 		case err == nil:
 			return badUsage("%s is there already and is not the demo's; choose another --out", path)
 		case !errors.Is(err, fs.ErrNotExist):
-			return badInput(fmt.Errorf("writing the demo: %w; choose another --out", err))
+			return placed(fmt.Errorf("writing the demo: %w; choose another --out", err))
 		}
 		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
 			return dataError(fmt.Errorf("writing the demo to %s: %w", dir, err))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -91,7 +92,7 @@ func diagnoseJob(ctx context.Context, j *job, d diagnoseFlags) (err error) {
 	c.Capture = diagnose.Capture{DType: record.DType, Exact: sameArithmetic(record, j.dev.Name()), Rounded: record.Rounding != data.Lossless}
 	c.Recompute, c.Progress = j.recompute, j.passes()
 	if j.tok != nil {
-		c.Text = func(id int32) string { return j.tok.Decode([]int32{id}) }
+		c.Text, c.Encode = func(id int32) string { return j.tok.Decode([]int32{id}) }, j.tok.Encode
 	}
 	var fingerprint string
 	if c.Drafter, fingerprint, err = j.examined(record, d.drafter); err != nil {
@@ -112,8 +113,12 @@ func diagnoseJob(ctx context.Context, j *job, d diagnoseFlags) (err error) {
 	if c.Sequences, err = j.storedSequences(ctx, d.dataset, record); err != nil {
 		return err
 	}
-	if err := j.storedDrafts(ctx, d.dataset, record, c, fingerprint); err != nil {
+	if c.Again, err = j.storedAgain(ctx, d.dataset, record, c.Sequences); err != nil {
 		return err
+	}
+	incomplete := j.storedDrafts(ctx, d.dataset, record, c, fingerprint)
+	if incomplete != nil && !partial(incomplete) {
+		return incomplete
 	}
 	r, err := diagnose.Run(ctx, c)
 	if errors.Is(err, diagnose.ErrCase) {
@@ -123,9 +128,11 @@ func diagnoseJob(ctx context.Context, j *job, d diagnoseFlags) (err error) {
 		return modelError(j.place, err)
 	}
 	if j.json {
-		return writeJSON(j.out.stdout, r)
+		err = writeJSON(j.out.stdout, r)
+	} else {
+		err = diagnose.WriteText(j.out.stdout, r)
 	}
-	return diagnose.WriteText(j.out.stdout, r)
+	return cmp.Or(err, incomplete)
 }
 
 // passes shows how far a pass over the sequences is, every few seconds.
@@ -250,7 +257,57 @@ func (j *job) storedSequences(ctx context.Context, dataset string, r data.Run) (
 	for i := range min(j.limit, len(ids)) {
 		want[ids[i*len(ids)/min(j.limit, len(ids))]] = true
 	}
-	source, err := ds.Replay(r.Name, data.ReplayConfig{Want: func(id string) bool { return want[id] }})
+	if out, err = sequencesOf(ctx, ds, r.Name, want); err != nil {
+		return nil, err
+	}
+	if len(out) == 0 {
+		return nil, badUsage("run %s in %s holds no sequence", r.Name, dataset)
+	}
+	return out, nil
+}
+
+// mostAgain bounds the sequences that are read from another run.
+const mostAgain = 8
+
+// storedAgain reads some of the same sequences from another run of the same
+// settings, if the dataset has one.
+func (j *job) storedAgain(ctx context.Context, dataset string, r data.Run, have []diagnose.Sequence) (out []diagnose.Sequence, err error) {
+	ds, err := data.Open(dataset)
+	if err != nil {
+		return nil, dataError(err)
+	}
+	defer func() { err = errors.Join(err, ds.Close()) }()
+	for _, other := range ds.Runs() {
+		if other.Name == r.Name || !sameSettings(r, other) {
+			continue
+		}
+		stored, err := ds.Stored(other.Name)
+		if err != nil {
+			return nil, dataError(err)
+		}
+		want := map[string]bool{}
+		for _, q := range have {
+			if _, ok := stored[q.ID]; ok && len(want) < mostAgain {
+				want[q.ID] = true
+			}
+		}
+		if len(want) > 0 {
+			return sequencesOf(ctx, ds, other.Name, want)
+		}
+	}
+	return nil, nil
+}
+
+// sameSettings says that two runs record the same states of the same target in
+// the same way.
+func sameSettings(a, b data.Run) bool {
+	return a.Engine == b.Engine && a.DType == b.DType && a.Rounding == b.Rounding && a.Fingerprints == b.Fingerprints &&
+		a.Options["device"] == b.Options["device"] && slices.Equal(a.States, b.States)
+}
+
+// sequencesOf reads the wanted sequences of a run.
+func sequencesOf(ctx context.Context, ds *data.Dataset, run string, want map[string]bool) (out []diagnose.Sequence, err error) {
+	source, err := ds.Replay(run, data.ReplayConfig{Want: func(id string) bool { return want[id] }})
 	if err != nil {
 		return nil, dataError(err)
 	}
@@ -274,9 +331,6 @@ func (j *job) storedSequences(ctx context.Context, dataset string, r data.Run) (
 			out = append(out, open)
 			open = diagnose.Sequence{States: map[int][]float32{}}
 		}
-	}
-	if len(out) == 0 {
-		return nil, badUsage("run %s in %s holds no sequence", r.Name, dataset)
 	}
 	return out, nil
 }
@@ -304,22 +358,16 @@ func takeRecord(q *diagnose.Sequence, rec arrow.Record) error {
 		}
 		for _, row := range rows {
 			q.PromptLen = int(row.PromptLen)
+			q.Greedy = row.FinishReason != schemas.FinishGiven && row.Temperature == 0
 		}
 	}
 	return nil
 }
 
 // storedDrafts adds the drafts that the dataset holds of the examined drafter,
-// if they were made with these weights.
+// if they were made with these weights. An error with the exit code of what is
+// partial names files that were left out.
 func (j *job) storedDrafts(ctx context.Context, dataset string, r data.Run, c diagnose.Case, fingerprint string) error {
-	i := slices.IndexFunc(r.Drafters, func(d data.Drafter) bool { return d.Name == c.Drafter.Name })
-	if i < 0 {
-		return nil
-	}
-	if have := r.Drafters[i].Fingerprint; have != "" && have != fingerprint {
-		j.say("the drafts of %s in %s were made with other weights: they are not compared", c.Drafter.Name, dataset)
-		return nil
-	}
 	db, err := openDB(ctx, dataset, j.out)
 	if errors.Is(err, query.ErrNoDuckDB) {
 		j.say("stored drafts are not compared: %v", err)
@@ -329,6 +377,14 @@ func (j *job) storedDrafts(ctx context.Context, dataset string, r data.Run, c di
 		return err
 	}
 	defer db.Close()
+	i := slices.IndexFunc(r.Drafters, func(d data.Drafter) bool { return d.Name == c.Drafter.Name })
+	if i < 0 {
+		return leftOut(db.Warnings())
+	}
+	if have := r.Drafters[i].Fingerprint; have != "" && have != fingerprint {
+		j.say("the drafts of %s in %s were made with other weights: they are not compared", c.Drafter.Name, dataset)
+		return leftOut(db.Warnings())
+	}
 	at := map[string]int{}
 	for k, q := range c.Sequences {
 		at[q.ID] = k
@@ -358,6 +414,43 @@ func (j *job) storedDrafts(ctx context.Context, dataset string, r data.Run, c di
 			tokens = append(tokens, int32(id))
 		}
 		c.Sequences[k].Drafts[int32(anchor)] = tokens
+	}
+	if err := rows.Err(); err != nil {
+		return err
+	}
+	return cmp.Or(storedRounds(ctx, db, r.Name, c, at), leftOut(db.Warnings()))
+}
+
+// storedRounds adds the rounds of the examined drafter's chain; at is the
+// place of each sequence.
+func storedRounds(ctx context.Context, db *query.DB, run string, c diagnose.Case, at map[string]int) error {
+	rows, err := db.Query(ctx, "SELECT seq_id, round, anchor, proposed, accepted, accept_len, truncated FROM rounds WHERE method = "+query.Literal(schemas.MethodChain)+
+		" AND run = "+query.Literal(run)+" AND drafter = "+query.Literal(c.Drafter.Name)+" ORDER BY seq_id, round")
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		v := rows.Values()
+		k, ok := at[fmt.Sprint(v[0])]
+		if !ok {
+			continue
+		}
+		var n [5]int32
+		for i := range n {
+			val, ok := v[i+1].(int64)
+			if !ok {
+				return fmt.Errorf("reading rounds: a number is %T", v[i+1])
+			}
+			n[i] = int32(val)
+		}
+		truncated, ok := v[6].(bool)
+		if !ok {
+			return fmt.Errorf("reading rounds: truncated is %T", v[6])
+		}
+		c.Sequences[k].Rounds = append(c.Sequences[k].Rounds, schemas.Round{
+			Method: schemas.MethodChain, Round: n[0], Anchor: n[1], Proposed: n[2], Accepted: n[3], AcceptLen: n[4], Truncated: truncated,
+		})
 	}
 	return rows.Err()
 }

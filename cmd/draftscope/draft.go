@@ -81,6 +81,7 @@ func draftJob(ctx context.Context, j *job, s streamFlags, group string, once boo
 	if err != nil {
 		return err
 	}
+	j.remote = *record
 	if err := j.openModelsOf(*record); err != nil {
 		return err
 	}

@@ -182,52 +182,53 @@ func TestVLLMUnderLoadAbortsAreTombstones(t *testing.T) {
 }
 
 // longPrompts makes each prompt of four sequences, one behind the other: they
-// fill blocks of vLLM's cache.
-func (b *rig) longPrompts(n int) {
-	b.t.Helper()
-	raw, err := os.ReadFile(b.in)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
-	var out []byte
-	for i := range n {
-		long := served{ID: fmt.Sprintf("long%d", i)}
-		for _, line := range lines[4*i : 4*i+4] {
-			var s served
-			if err := json.Unmarshal([]byte(line), &s); err != nil {
-				b.t.Fatal(err)
+// fill blocks of vLLM's cache. With a head, all of them begin with the same
+// one.
+func longPrompts(n int, head bool) func([]served) []served {
+	return func(list []served) []served {
+		var out []served
+		for i := range n {
+			long := served{ID: fmt.Sprintf("long%d", i)}
+			if head {
+				for _, s := range list[len(list)-4:] {
+					long.InputIDs = append(long.InputIDs, s.InputIDs...)
+				}
 			}
-			long.InputIDs = append(long.InputIDs, s.InputIDs...)
+			for _, s := range list[4*i : 4*i+4] {
+				long.InputIDs = append(long.InputIDs, s.InputIDs...)
+			}
+			long.PromptLen = len(long.InputIDs)
+			out = append(out, long)
 		}
-		long.PromptLen = len(long.InputIDs)
-		line, err := json.Marshal(long)
-		if err != nil {
-			b.t.Fatal(err)
-		}
-		out = append(append(out, line...), '\n')
-	}
-	if err := os.WriteFile(b.in, out, 0o600); err != nil {
-		b.t.Fatal(err)
+		return out
 	}
 }
 
 func TestVLLMsPrefixCacheNeverMakesASequenceShort(t *testing.T) {
 	for _, tt := range []struct {
-		how    string
-		args   []string
-		stored int
-		code   int
+		name      string
+		cache     string
+		head      bool // all prompts begin alike, and are served at once
+		tap, args []string
+		stored    int
+		completed int // at least
+		code      int
 	}{
-		{"refuse", nil, 4, exitPartial}, // those of the second round are faults
-		{"recompute", []string{"--connector"}, 8, exitOK},
+		{"completed", "complete", false, nil, nil, 8, 4, exitOK},
+		{
+			"completed, prompts that begin alike at once, with a drafter", "complete", true, nil,
+			[]string{"--connector", "--engine", `{"enable_prefix_caching": true, "max_num_batched_tokens": 256, "speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}}`},
+			8, 7, exitOK,
+		},
+		{"refused", "complete", false, []string{"--prefix-memory", "0"}, nil, 4, 0, exitPartial}, // those of the second round are faults
+		{"computed again", "recompute", false, nil, []string{"--connector"}, 8, 0, exitOK},
 	} {
-		t.Run(tt.how, func(t *testing.T) {
+		t.Run(tt.name, func(t *testing.T) {
 			b := vllmRig(t)
-			b.longPrompts(4)
+			b.rewrite(longPrompts(4, tt.head))
 			ds := filepath.Join(b.dir, "ds")
-			daemon := b.tap("--out", ds, "--once", "--states", "0,2,4,5,6,8")
-			engine := b.vllm(append([]string{"--rounds", "2", "--new", "12", "--prefix-cache", tt.how, "--engine", `{"enable_prefix_caching": true}`}, tt.args...)...)
+			daemon := b.tap(append([]string{"--out", ds, "--once", "--states", "0,2,4,5,6,8"}, tt.tap...)...)
+			engine := b.vllm(append([]string{"--rounds", "2", "--new", "12", "--prefix-cache", tt.cache, "--engine", `{"enable_prefix_caching": true}`}, tt.args...)...)
 			list := b.finished(daemon, engine, tt.code)
 			equalCounts(t, engine)
 			faults := b.query(ds, `SELECT "check", detail FROM faults`)
@@ -235,7 +236,60 @@ func TestVLLMsPrefixCacheNeverMakesASequenceShort(t *testing.T) {
 			if n := strings.Count(faults, "a prefix cache has them"); n != 8-tt.stored {
 				t.Errorf("%d sequences are said to lack their prefix, want %d", n, 8-tt.stored)
 			}
+			if tt.completed > 0 {
+				if n, _ := b.lent(ds); n < tt.completed {
+					t.Errorf("%d sequences were completed, want %d at least", n, tt.completed)
+				}
+			}
 			b.nearNative(ds, b.stored(ds, list), 0.9999)
+		})
+	}
+}
+
+func TestARequestThatAStopStringEndsInVLLMIsFinished(t *testing.T) {
+	const stop = ")"
+	for _, tt := range []struct {
+		name string
+		args []string
+	}{
+		{"plugin", nil},
+		{"connector, with a drafter", []string{"--connector", "--engine", `{"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}}`}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := vllmRig(t)
+			whole := map[string][]int32{}
+			b.rewrite(func(list []served) []served {
+				for i, s := range list {
+					whole[s.ID] = s.InputIDs
+					if i%2 == 0 {
+						list[i].Stop = []string{stop}
+					}
+				}
+				return list
+			})
+			ds := filepath.Join(b.dir, "ds")
+			daemon := b.tap("--out", ds, "--once", "--states", "0,2,4,5,6,8")
+			engine := b.vllm(append([]string{"--count", "24"}, tt.args...)...)
+			list := b.finished(daemon, engine, exitOK)
+			e := equalCounts(t, engine)
+			stopped := 0
+			for _, s := range list {
+				if !slices.Equal(s.InputIDs, whole[s.ID][:min(len(s.InputIDs), len(whole[s.ID]))]) {
+					t.Errorf("%s is not the beginning of the reference's text", s.ID)
+				}
+				if s.StopReason != stop {
+					continue
+				}
+				stopped++
+				if got := b.query(ds, fmt.Sprintf("SELECT finish_reason, %d - length FROM sequences WHERE seq_id = '%s' AND run = 'r1'", len(s.InputIDs), s.ID)); !strings.HasSuffix(got, "\nstop,1") && !strings.HasSuffix(got, "\nstop,0") {
+					t.Errorf("%s, ended by a stop string with %d tokens: %s", s.ID, len(s.InputIDs), got)
+				}
+			}
+			t.Logf("%+v; %d requests ended by a stop string", e, stopped)
+			if e.Aborted != 0 || stopped < 8 {
+				t.Errorf("%d aborted, %d ended by a stop string, want none and 8 at least", e.Aborted, stopped)
+			}
+			b.nearNative(ds, list, 0.9999)
 		})
 	}
 }

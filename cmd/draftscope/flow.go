@@ -134,18 +134,21 @@ func (j *job) finish(sum pipeline.Summary) error {
 	if err != nil {
 		return dataError(err)
 	}
-	byCheck := map[string]int{}
+	all, byCheck := map[string]bool{}, map[string]map[string]bool{} // sequences
 	for _, f := range faults {
-		byCheck[f.Check]++
+		if byCheck[f.Check] == nil {
+			byCheck[f.Check] = map[string]bool{}
+		}
+		all[f.SeqID], byCheck[f.Check][f.SeqID] = true, true
 	}
 	for _, check := range slices.Sorted(maps.Keys(byCheck)) {
-		j.say("set aside: %d of check %s (draftscope query --dataset %s \"FROM faults\")", byCheck[check], check, j.ds.Dir())
+		j.say("set aside by check %s: %d sequences (draftscope query --dataset %s \"FROM faults\")", check, len(byCheck[check]), j.ds.Dir())
 	}
 	switch {
 	case sum.Drained:
 		return exitError{exitPartial, errors.New("stopped early, with everything so far stored; the same command goes on from here")}
 	case len(faults) > 0:
-		return exitError{exitPartial, fmt.Errorf("faults: %d; what they concern was set aside, the rest is stored and scored", len(faults))}
+		return exitError{exitPartial, fmt.Errorf("%d sequences were set aside, by %d faults; the rest is stored and scored", len(all), len(faults))}
 	}
 	return nil
 }

@@ -67,6 +67,7 @@ func cmdImport(ctx context.Context, args []string, out streams) (err error) {
 	flags.StringVar(&j.run, "run", "r1", "the `NAME` of the run")
 	flags.BoolVar(&cfg.AllowMissingLast, "allow-missing-last", false, "take samples whose last token has no row, without that token")
 	flags.IntVar(&cfg.ProbeEvery, "probe-every", 100, "with --target, test the first sample and one in `N` after it")
+	flags.BoolVar(&cfg.LastTurn, "last-turn", false, "supervise the last reply only")
 	flags.BoolVar(&cfg.Redact, "redact", false, "do not store the text")
 	j.encoding = encodingFlag(flags)
 	j.backendFlags(flags)
@@ -135,6 +136,9 @@ func (j *job) importFiles(ctx context.Context, format, dir string, cfg files.Con
 		FinalNorm: data.FinalPreNorm, DType: spec.DType, Engine: format, EngineVersion: "import",
 		Options: map[string]string{"tested": strconv.FormatBool(j.model != nil), "allow_missing_last": strconv.FormatBool(cfg.AllowMissingLast), "redact": strconv.FormatBool(cfg.Redact)},
 	}
+	if cfg.LastTurn {
+		record.Options["last_turn"] = "true"
+	}
 	if j.model != nil {
 		record.Target, record.Fingerprints.Weights = j.place.label, j.model.Fingerprint()
 	}
@@ -142,6 +146,9 @@ func (j *job) importFiles(ctx context.Context, format, dir string, cfg files.Con
 		record.Fingerprints.Tokenizer = j.tok.Fingerprint()
 	}
 	if record.Rounding, err = roundingOf(j.encoding, spec.DType); err != nil {
+		return err
+	}
+	if record.Profile, err = j.profile(record, piecesOf(source.First())); err != nil {
 		return err
 	}
 	if err := j.ds.AddRun(record); err != nil {
@@ -161,6 +168,12 @@ func (j *job) importFiles(ctx context.Context, format, dir string, cfg files.Con
 		return dataError(err)
 	}
 	fmt.Fprintf(j.out.stdout, "run %s: %d of %d samples stored\n", cfg.Run, len(stored), reader.Len())
+	if n := source.Done.Shortened; n > 0 {
+		fmt.Fprintf(j.out.stdout, "of %d samples the last token was left out, which has no row (--allow-missing-last)\n", n)
+	}
+	if err := j.idle(source.Done.Idle, source.Done.Sound); err != nil && source.Done.Sound == len(stored) {
+		return err
+	}
 	return j.finish(sum)
 }
 

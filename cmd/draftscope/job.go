@@ -95,10 +95,13 @@ func (j *job) openTarget(path string) (err error) {
 		return err
 	}
 	j.opened.add(j.model)
+	c := j.model.Config()
 	if j.chunk != nil && j.chunk.value == "64" {
+		if !slices.Contains(c.Attends, false) {
+			return badUsage("--delta-chunk 64 is for the linear layers of a hybrid target, and target %s has none; leave it out", j.place.label)
+		}
 		j.model.Chunk = 64
 	}
-	c := j.model.Config()
 	j.say("target %s: %s, %d layers, hidden %d, vocabulary %d, on %s", j.place.label, c.Family, c.Layers, c.Hidden, c.Vocab, j.dev.Name())
 	return nil
 }
@@ -262,11 +265,10 @@ func dataError(err error) error {
 	case errors.Is(err, data.ErrNotDataset), errors.Is(err, data.ErrNewer), errors.Is(err, data.ErrMismatch),
 		errors.Is(err, data.ErrUnknownRun), errors.Is(err, data.ErrName), errors.Is(err, data.ErrDamaged):
 		return badInput(err)
-	case errors.Is(err, data.ErrLocked), errors.Is(err, data.ErrGone), errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT),
-		errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS):
+	case errors.Is(err, data.ErrLocked), errors.Is(err, data.ErrGone):
 		return withCode(exitMissing, err)
 	}
-	return err
+	return placed(err)
 }
 
 // jobError gives an error of the stream, or of what hangs on it, its code.
@@ -276,7 +278,7 @@ func jobError(err error) error {
 		return withCode(exitMissing, fmt.Errorf("%w: raise --max-bytes, or leave it out: --stream-bytes bounds a stream too, and lets a long sequence pass", err))
 	case errors.Is(err, pipeline.ErrNoServer), errors.Is(err, pipeline.ErrNoJetStream), errors.Is(err, pipeline.ErrStoreInUse),
 		errors.Is(err, pipeline.ErrRefused), errors.Is(err, pipeline.ErrServerFailed), errors.Is(err, pipeline.ErrAnotherWriter), errors.Is(err, pipeline.ErrRowTooLarge),
-		errors.Is(err, pipeline.ErrStreamGone), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.EFBIG), errors.Is(err, cuda.ErrMemory):
+		errors.Is(err, pipeline.ErrStreamGone), errors.Is(err, cuda.ErrMemory):
 		return withCode(exitMissing, err)
 	case errors.Is(err, pipeline.ErrConfig), errors.Is(err, target.ErrInput):
 		return badInput(err)
@@ -338,8 +340,9 @@ func (j *job) newStage(partition int) (pipeline.Stage, error) {
 	if partition >= len(j.workers) {
 		return nil, badUsage("the stream of run %s has more partitions than --partitions %d; give at least %d", j.run, j.parts, partition+1)
 	}
+	run, _ := j.recorded()
 	cfg := drafter.Config{
-		Drafters: j.workers[worker], Host: hostOf(j.model), Device: j.devs[worker],
+		Drafters: j.workers[worker], Host: hostOf(j.model), Device: j.devs[worker], Profile: run.Profile,
 		Anchors: drafter.Mode(j.anchors.value), Budgets: j.budgets, Losses: losses, Log: j.log,
 	}
 	if j.effort != nil {

@@ -3,6 +3,7 @@ package main
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -135,6 +136,9 @@ func openTarget(p place, dev cuda.Device) (*target.Model, *tokenizer.Tokenizer, 
 func modelError(p place, err error) error {
 	if errors.Is(err, cuda.ErrMemory) {
 		return withCode(exitMissing, fmt.Errorf("%s: %w", p.label, err))
+	}
+	if _, ok := errors.AsType[*json.SyntaxError](err); ok {
+		err = fmt.Errorf("%w; JSON has numbers, and no NaN or Infinity", err)
 	}
 	return badInput(fmt.Errorf("%s: %w", p.label, err))
 }

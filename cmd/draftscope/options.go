@@ -145,6 +145,7 @@ type jobFlags struct {
 	seed      int64
 	batchRows int
 	redact    bool
+	lastTurn  bool
 	parts     int
 	stream    streamBytes
 	encoders  int
@@ -171,6 +172,7 @@ func (j *jobFlags) captureFlags(fs *flag.FlagSet) {
 	fs.Int64Var(&j.seed, "seed", 1, "the sampling seed `N`")
 	fs.IntVar(&j.batchRows, "batch-rows", 64, "tokens in a batch of the stream, `N`")
 	fs.BoolVar(&j.redact, "redact", false, "do not store the text")
+	fs.BoolVar(&j.lastTurn, "last-turn", false, "of conversations and sequences that are given whole, supervise the last reply only")
 	j.chunk = oneOfFlag(fs, "delta-chunk", "1", "rows of a prompt that a hybrid target's linear layers solve at once: 1, or 64 (faster on Hopper in bf16; the last bits of states then depend on which rows were given and which generated) `N`", "64")
 }
 
@@ -192,7 +194,11 @@ type streamBytes struct {
 
 func (v *streamBytes) Set(s string) error {
 	v.given = true
-	return v.sizeFlag.Set(s)
+	err := v.sizeFlag.Set(s)
+	if n := int64(v.sizeFlag); err == nil && n != 0 && (n < leastStream || n > mostStream) {
+		return fmt.Errorf("want 0 for no bound, or 1MiB to 1PiB, not %q", s)
+	}
+	return err
 }
 
 func (v *streamBytes) String() string {
@@ -268,8 +274,14 @@ func (j *jobFlags) commonFlags(fs *flag.FlagSet) {
 	fs.BoolVar(&j.json, "json", false, "print the report as JSON")
 }
 
-// maxPartitions bounds how many sequences are under way at once.
-const maxPartitions = 64
+// Bounds of flags; more would be a mistake.
+const (
+	maxPartitions = 64      // sequences that are under way at once
+	maxNewTokens  = 1 << 20 // no target has a longer context
+	maxBatchRows  = 1 << 16
+	leastStream   = 1 << 20 // less holds no sequence
+	mostStream    = 1 << 50
+)
 
 // validate checks what no single flag can.
 func (j *jobFlags) validate() error {
@@ -284,10 +296,10 @@ func (j *jobFlags) validate() error {
 		return badUsage("--partitions must be 1 to %d, not %d", maxPartitions, j.parts)
 	case j.encoders < 0 || j.encoders > 1024:
 		return badUsage("--encode-workers must be 0 (all cores) to 1024, not %d", j.encoders)
-	case j.maxNew < 1:
-		return badUsage("--max-new must be at least 1, not %d", j.maxNew)
-	case j.batchRows < 1:
-		return badUsage("--batch-rows must be at least 1, not %d", j.batchRows)
+	case j.maxNew < 1 || j.maxNew > maxNewTokens:
+		return badUsage("--max-new must be 1 to %d, not %d", maxNewTokens, j.maxNew)
+	case j.batchRows < 1 || j.batchRows > maxBatchRows:
+		return badUsage("--batch-rows must be 1 to %d, not %d", maxBatchRows, j.batchRows)
 	case !(j.temp >= 0 && j.temp <= 100):
 		return badUsage("--temperature must be 0 to 100, not %g", j.temp)
 	case j.nats == "":

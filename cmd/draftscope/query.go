@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/draftscope/draftscope/data"
@@ -51,12 +52,14 @@ func cmdQuery(ctx context.Context, args []string, out streams) error {
 }
 
 // leftOut is the error of an answer that does not count all of the dataset's
-// files; it names them.
+// files; it names them. What a writer has not committed, because it is at work
+// or was stopped, was said and is no fault: it is written again.
 func leftOut(warnings []query.Warning) error {
-	if len(warnings) == 0 {
+	damaged := slices.DeleteFunc(slices.Clone(warnings), func(w query.Warning) bool { return w.Reason == data.Uncommitted })
+	if len(damaged) == 0 {
 		return nil
 	}
-	return exitError{exitPartial, fmt.Errorf("files left out of every number: %d (%s); \"draftscope validate\" says what is wrong with them", len(warnings), named(warnings))}
+	return exitError{exitPartial, fmt.Errorf("files left out of every number: %d (%s); \"draftscope validate\" says what is wrong with them", len(damaged), named(damaged))}
 }
 
 // named lists the files to blame: what was left out with its group is counted

@@ -97,14 +97,14 @@ func writeReport(ctx context.Context, out streams, r reportJob) error {
 func writeFile(path string, write func(*os.File) error) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".draftscope-*")
 	if err != nil {
-		return withCode(exitMissing, fmt.Errorf("writing %s: %w", path, err))
+		return placed(fmt.Errorf("writing %s: %w", path, err))
 	}
 	err = errors.Join(write(f), f.Chmod(0o644), f.Close())
 	if err == nil {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		return errors.Join(withCode(exitMissing, fmt.Errorf("writing %s: %w", path, err)), os.Remove(f.Name()))
+		return errors.Join(placed(fmt.Errorf("writing %s: %w", path, err)), os.Remove(f.Name()))
 	}
 	return nil
 }

@@ -122,7 +122,16 @@ func streamJob(ctx context.Context, j *job, s streamFlags) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := j.describeRun(ctx, session, j.record(states)); err != nil {
+	source, err := j.newSource(inputs)
+	if err != nil {
+		return jobError(err)
+	}
+	defer func() { err = errors.Join(err, source.Close()) }()
+	record := j.record(states)
+	if record.Profile, err = j.profile(record, beginnings(source)); err != nil {
+		return err
+	}
+	if err := j.describeRun(ctx, session, record); err != nil {
 		return err
 	}
 	published, err := session.Published(ctx)
@@ -136,13 +145,11 @@ func streamJob(ctx context.Context, j *job, s streamFlags) (err error) {
 	for _, id := range deleted {
 		published[id] = 0
 	}
-	source, err := j.newSource(inputs)
-	if err != nil {
-		return jobError(err)
-	}
-	defer func() { err = errors.Join(err, source.Close()) }()
 	if err := source.Choose(states, func(id string) bool { _, ok := published[id]; return ok }); err != nil {
 		return jobError(err)
+	}
+	if err := j.idle(source.Idle(), len(inputs)); err != nil {
+		return err
 	}
 	total := source.Remaining()
 	if total < len(inputs) {

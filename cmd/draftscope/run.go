@@ -131,6 +131,9 @@ func captureJob(ctx context.Context, j *job, score bool) (err error) {
 	}
 	record := j.record(states)
 	record.Rounding = rounding
+	if record.Profile, err = j.profile(record, beginnings(source)); err != nil {
+		return err
+	}
 	if err := j.ds.AddRun(record); err != nil {
 		return dataError(err)
 	}
@@ -180,6 +183,9 @@ func (j *job) capture(ctx context.Context, source *target.Source, states []int, 
 	if err := source.Choose(states, func(id string) bool { _, ok := stored[id]; return ok && !again[id] }); err != nil {
 		return sum, jobError(err)
 	}
+	if err := j.idle(source.Idle(), len(wanted)); err != nil {
+		return sum, err
+	}
 	total := source.Remaining() + len(left)
 	if total == 0 {
 		j.say("run %s in %s is complete already: %d sequences", j.run, j.ds.Dir(), len(wanted))
@@ -208,8 +214,22 @@ func (j *job) newSource(inputs []target.Input) (*target.Source, error) {
 	}
 	return target.NewSource(target.SourceConfig{
 		Model: j.model, Tokenizer: j.tok, Inputs: inputs, Run: j.run, DType: schemas.DType(j.dtype.value),
-		BatchRows: j.batchRows, MaxNewTokens: j.maxNew, Temperature: float32(j.temp), Seed: uint64(j.seed), Redact: j.redact,
+		BatchRows: j.batchRows, MaxNewTokens: j.maxNew, Temperature: float32(j.temp), Seed: uint64(j.seed), Redact: j.redact, LastTurn: j.lastTurn,
 	})
+}
+
+// idle lists the sequences of which nothing is supervised. Where it is all of
+// them, there is nothing to score.
+func (j *job) idle(ids []string, of int) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	if len(ids) == of {
+		return badUsage("no label of the %d sequences is supervised: there is nothing to score; a loss mask is 1 at the tokens of replies, and token 0 is no label", of)
+	}
+	const most = 8
+	j.say("unsupervised, and counted nowhere: %s (%d of %d sequences)", strings.Join(ids[:min(most, len(ids))], ", "), len(ids), of)
+	return nil
 }
 
 // demoTaps reads the taps of the shipped drafters, which are what --states
@@ -237,6 +257,9 @@ func (j *job) record(states []int) data.Run {
 	options := map[string]string{
 		"device": kind, "max_new": strconv.Itoa(j.maxNew), "temperature": fmt.Sprint(j.temp),
 		"seed": strconv.FormatInt(j.seed, 10), "redact": strconv.FormatBool(j.redact),
+	}
+	if j.lastTurn {
+		options["last_turn"] = "true"
 	}
 	if j.model.Chunk != 1 && slices.Contains(c.Attends, false) {
 		options["delta_chunk"] = strconv.Itoa(j.model.Chunk)

@@ -49,6 +49,7 @@ type tapJob struct {
 	checkOnly bool
 	every     int
 	memory    int64
+	prefix    int64
 	policy    tap.Policy
 
 	acceptance acceptance
@@ -86,8 +87,8 @@ func cmdTap(ctx context.Context, args []string, out streams) error {
 		return badUsage("--drafter goes with a dataset at --out; at --nats, \"draftscope draft\" puts drafters on the run")
 	case t.checkOnly && (len(t.drafters) > 0 || t.nats != pipeline.Embedded):
 		return badUsage("--check-only stores nothing; leave out --drafter and --nats")
-	case t.once && t.every < 0, t.memory < 0:
-		return badUsage("--probe-every and --memory must not be negative")
+	case t.every < 0, t.memory < 0, t.prefix < 0:
+		return badUsage("--probe-every, --memory and --prefix-memory must not be negative")
 	}
 	if err := errors.Join(t.validate(), badInput(t.policy.Validate())); err != nil {
 		return err
@@ -110,6 +111,7 @@ func (t *tapJob) tapFlags(fs *flag.FlagSet) {
 	fs.Var(tagFlag(t.policy.Tags), "tag", "keep only requests with this tag, `KEY=VALUE`; may be given more than once")
 	fs.BoolVar(&t.policy.Redact, "redact", false, "do not store the text")
 	fs.Int64Var(&t.memory, "memory", 1<<30, "hold at most `N` bytes of states that are not published yet")
+	fs.Int64Var(&t.prefix, "prefix-memory", 256<<20, "keep `N` bytes of the latest requests' states, to complete those whose prefix the engine has cached (0: such requests are faults)")
 	fs.IntVar(&t.every, "probe-every", 1000, "with --target, test the first sequence of an engine and one in `N` after it")
 	fs.BoolVar(&t.checkOnly, "check-only", false, "check and count what comes, and store nothing")
 	fs.BoolVar(&t.once, "once", false, "end when the engine that came has gone")
@@ -187,7 +189,7 @@ func (t *tapJob) capture(ctx context.Context, l *tap.Listener, first *tap.Engine
 	}
 	config := tap.Config{
 		Run: t.jobFlags.run, States: states, DType: dtype, Policy: t.policy, Target: t.model, Tokenizer: t.tok,
-		ProbeEvery: t.every, Memory: t.memory, Once: t.once, Log: t.log,
+		ProbeEvery: t.every, Memory: t.memory, PrefixMemory: t.prefix, Once: t.once, Log: t.log,
 	}
 	if t.checkOnly {
 		return t.check(ctx, l, first, config)
@@ -209,11 +211,14 @@ func (t *tapJob) capture(ctx context.Context, l *tap.Listener, first *tap.Engine
 	}
 	t.opened.add(session)
 	record := t.record(first.Hello, states, dtype)
+	if record.Profile, err = t.profile(record, someTexts(t.tok)); err != nil {
+		return refuse(err)
+	}
 	if t.ds == nil {
 		err = t.describeRun(ctx, session, record)
 	} else if record.Rounding, err = roundingOf(t.encoding, dtype); err == nil {
 		if err = dataError(t.ds.AddRun(record)); err == nil {
-			err = t.addDrafters()
+			err = errors.Join(t.addDrafters(), t.begin(nil))
 		}
 	}
 	if err != nil {
@@ -302,6 +307,8 @@ func (t *tapJob) conclude(ctx context.Context, source *tap.Source, move func() (
 		return tapError(err)
 	case len(t.names) > 0:
 		return t.job.conclude(ctx, sum)
+	case t.ds != nil && !t.checkOnly && c.Faults+c.Tombstones == 0:
+		return t.finish(sum)
 	case c.Faults+c.Tombstones > 0:
 		return exitError{exitPartial, fmt.Errorf("%d requests did not finish and %d were set aside; the table faults says why", c.Tombstones, c.Faults)}
 	}

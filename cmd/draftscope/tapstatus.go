@@ -28,6 +28,7 @@ func tapMetrics(w io.Writer, run string, s tap.Status) []metric {
 	fmt.Fprintf(w, "  %d rows of %d MiB came, the last %.1f ms after it was sent, %.1f ms at most\n", s.Rows, s.Bytes>>20, ms(s.Lag), ms(s.Worst))
 	fmt.Fprintf(w, "  requests: %d began, %d finished, %d aborted, %d shed by the engine\n", s.Begun, s.Finished, s.Aborted, s.Shed)
 	fmt.Fprintf(w, "  of them: %d stored with %d tokens, %d not wanted, %d tombstones, %d faults\n", s.Stored, s.StoredRows, s.Dropped, s.Tombstones, s.Faults)
+	fmt.Fprintf(w, "  %d of the stored ones completed with %d rows of the same prefix of others; %d finished requests are kept for that, %d MiB\n", s.Completed, s.CompletedRows, s.Prefixes, s.PrefixBytes>>20)
 	one := labels("run", run)
 	value := func(name, kind, help string, v int64) metric {
 		return metric{"draftscope_tap_" + name, kind, help, []sample{{one, float64(v)}}}
@@ -39,6 +40,8 @@ func tapMetrics(w io.Writer, run string, s tap.Status) []metric {
 		value("open_requests", "gauge", "Requests that have begun and not ended.", int64(s.Open)),
 		value("waiting_requests", "gauge", "Requests that have finished and are not published.", int64(s.Waiting)),
 		value("memory_bytes", "gauge", "Bytes of states that are held.", s.Memory),
+		value("prefix_memory_bytes", "gauge", "Bytes of states that are kept to complete requests whose prefix an engine has cached.", s.PrefixBytes),
+		value("completed_rows_total", "counter", "Rows that were published and are another sequence's, of the same prefix.", s.CompletedRows),
 		value("rows_total", "counter", "Rows that came through the rings.", s.Rows),
 		value("bytes_total", "counter", "Bytes of these rows.", s.Bytes),
 		value("stored_rows_total", "counter", "Rows that were published.", s.StoredRows),
@@ -58,6 +61,7 @@ func tapMetrics(w io.Writer, run string, s tap.Status) []metric {
 		{"aborted", s.Aborted},
 		{"shed", s.Shed},
 		{"stored", s.Stored},
+		{"completed", s.Completed},
 		{"dropped", s.Dropped},
 		{"tombstone", s.Tombstones},
 		{"fault", s.Faults},

@@ -15,12 +15,14 @@ import (
 func TestATapSaysWhatBecameOfItsRequests(t *testing.T) {
 	s := tap.Status{Engines: 1, Open: 2, Slots: 128, Filled: 5, Bytes: 7 << 20, Lag: 2 * time.Millisecond, Worst: 40 * time.Millisecond, Memory: 3 << 20, Bound: 8 << 20, Norms: []tap.Norm{{State: 4, Least: 1, Mean: 2, Most: 3}}}
 	s.Begun, s.Finished, s.Aborted, s.Shed, s.Stored, s.StoredRows, s.Tombstones = 9, 4, 2, 1, 4, 300, 3
+	s.Completed, s.CompletedRows, s.Prefixes, s.PrefixBytes = 2, 70, 3, 5<<20
 	var page, text bytes.Buffer
 	if err := writeMetrics(&text, tapMetrics(&page, "r1", s)); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
 		"1 engines, 5 of 128 rows of their rings in use; 2 requests open", "7 MiB came, the last 2.0 ms after it was sent, 40.0 ms at most", "3 of 8 MiB held", "9 began, 4 finished, 2 aborted, 1 shed", "4 stored with 300 tokens", "state 4: norms 1 to 3, mean 2",
+		"2 of the stored ones completed with 70 rows of the same prefix of others; 3 finished requests are kept for that, 5 MiB",
 	} {
 		if !strings.Contains(page.String(), want) {
 			t.Errorf("the page lacks %q:\n%s", want, page.String())
@@ -28,6 +30,7 @@ func TestATapSaysWhatBecameOfItsRequests(t *testing.T) {
 	}
 	for _, want := range []string{
 		`draftscope_tap_requests_total{run="r1",what="tombstone"} 3`, `draftscope_tap_state_norm{run="r1",state="4",band="most"} 3`, `draftscope_tap_stored_rows_total{run="r1"} 300`,
+		`draftscope_tap_requests_total{run="r1",what="completed"} 2`, `draftscope_tap_completed_rows_total{run="r1"} 70`, `draftscope_tap_prefix_memory_bytes{run="r1"} 5.24288e+06`,
 		`draftscope_tap_ring_used_rows{run="r1"} 5`, `draftscope_tap_bytes_total{run="r1"} 7.340032e+06`, `draftscope_tap_lag_seconds{run="r1",of="most"} 0.04`,
 	} {
 		if !strings.Contains(text.String(), want+"\n") {

@@ -61,6 +61,7 @@ type validation struct {
 
 	bad   map[string]bool
 	sound int             // sequences of a dataset whose capture has no fault
+	idle  int             // sequences without a supervised label
 	files map[string]bool // of a dataset, by path, that are damaged
 }
 
@@ -135,11 +136,14 @@ func cmdValidate(ctx context.Context, args []string, out streams) error {
 		return err
 	}
 	if *strict {
-		for i := range v.Lines {
-			v.Lines[i].Warning = false
+		lines, warned := v.Lines, map[string]bool{}
+		for i, f := range lines {
+			if key := f.File + "\x00" + f.Sample; f.Warning && !v.bad[key] {
+				warned[key] = true
+			}
+			lines[i].Warning = false
 		}
-		lines := v.Lines
-		*v = validation{Path: v.Path, Kind: v.Kind, Samples: v.Samples, sound: v.sound, ByRule: map[string]int{}, bad: map[string]bool{}}
+		*v = validation{Path: v.Path, Kind: v.Kind, Samples: v.Samples, idle: v.idle, sound: max(0, v.sound-len(warned)), ByRule: map[string]int{}, bad: map[string]bool{}}
 		v.add(lines...)
 	}
 	if v.Kind == "drafter" {
@@ -155,6 +159,8 @@ func cmdValidate(ctx context.Context, args []string, out streams) error {
 		return err
 	case v.Faults == 0 && v.Samples == 0:
 		return badUsage("%s is a %s that holds nothing to check: no sequence is stored", v.Path, v.Kind)
+	case v.ofSequences() && v.idle == v.Samples:
+		return badUsage("no label of the %d samples in %s is supervised: there is nothing to score", v.Samples, v.Path)
 	case v.Faults == 0:
 		return nil
 	case v.unusable():
@@ -207,8 +213,7 @@ func validate(ctx context.Context, j *job, path string) (v *validation, err erro
 		return v, nil
 	case !info.IsDir() && strings.HasSuffix(path, ".safetensors"):
 		v.Kind = "capture in a safetensors file"
-		validateTensors(v, path)
-		return v, nil
+		return v, j.validateTensors(ctx, v, path)
 	case !info.IsDir() && strings.HasSuffix(path, ".parquet"):
 		v.Kind, v.Samples = "Parquet file", 1
 		if _, err := data.Describe(path); err != nil {
@@ -223,7 +228,9 @@ func validate(ctx context.Context, j *job, path string) (v *validation, err erro
 	v.Kind = "captures in safetensors files"
 	slices.Sort(files)
 	for _, f := range files {
-		validateTensors(v, f)
+		if err := j.validateTensors(ctx, v, f); err != nil {
+			return nil, err
+		}
 	}
 	return v, nil
 }
@@ -417,7 +424,7 @@ func finiteTensors(v *validation, path string, w *safetensors.Checkpoint) {
 		if len(shape) > 1 {
 			width = shape[len(shape)-1]
 		}
-		for _, f := range verify.Rows(vals, width, func(int) bool { return true }) {
+		for _, f := range verify.Rows(vals, width, func(int) (zero, same bool) { return true, true }) {
 			if f.Rule == "K1" {
 				f.File, f.Sample = path, name
 				v.add(f)

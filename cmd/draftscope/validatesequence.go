@@ -121,12 +121,21 @@ func (c *checks) end(ctx context.Context, g *gathered) error {
 	if !g.aside {
 		faults = append(faults, g.Check()...)
 	}
+	if c.truth == nil && !g.aside {
+		faults = append(faults, g.Band(c.run.Profile)...)
+	}
 	if c.truth != nil && !g.aside && !slices.ContainsFunc(faults, func(f verify.Fault) bool { return f.Rule == "K3" || f.Rule == "K11" || f.Rule == "K6" }) {
 		more, err := c.truth.check(ctx, g.Sequence)
 		if err != nil {
 			return fmt.Errorf("checking sequence %s against the target: %w", g.ID, err)
 		}
 		faults = append(faults, more...)
+	}
+	if c.truth != nil && c.truth.tok != nil && !g.aside {
+		faults = append(faults, c.truth.misplaced(g.Tokens)...)
+	}
+	if slices.ContainsFunc(faults, func(f verify.Fault) bool { return f.Warning && f.Value == verify.Idle }) {
+		c.v.idle++
 	}
 	before := c.v.Faults
 	for _, f := range faults {

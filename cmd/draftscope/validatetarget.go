@@ -5,7 +5,10 @@ import (
 	"fmt"
 
 	"github.com/draftscope/draftscope/cuda"
+	"github.com/draftscope/draftscope/drafter/diagnose"
 	"github.com/draftscope/draftscope/extract/verify"
+	"github.com/draftscope/draftscope/schemas"
+	"github.com/draftscope/draftscope/schemas/sound"
 )
 
 // profiled is how many sequences of a run the target runs again to know the
@@ -16,11 +19,11 @@ const profiled = 8
 type truth struct {
 	*job
 	runs  int
-	sizes map[int][]float64 // RMS of rows that the target computed, by state
+	sizes map[int]*sound.Sizes // of rows that the target computed, by state
 }
 
 func newTruth(j *job) *truth {
-	return &truth{job: j, sizes: map[int][]float64{}}
+	return &truth{job: j, sizes: map[int]*sound.Sizes{}}
 }
 
 // check gives the faults of one sequence, none of whose tokens may be outside
@@ -41,17 +44,42 @@ func (t *truth) check(ctx context.Context, q verify.Sequence) ([]verify.Fault, e
 		}
 		t.runs++
 		for state, vals := range states {
-			t.sizes[state] = append(t.sizes[state], verify.RowRMS(vals, q.Hidden)...)
+			if t.sizes[state] == nil {
+				t.sizes[state] = new(sound.Sizes)
+			}
+			t.sizes[state].Add(verify.RowRMS(vals, q.Hidden))
 		}
+		return append(faults, q.Beside(states)...), nil
 	}
 	return append(faults, q.Band(t.profile())...), nil
 }
 
+// misplaced warns of a loss mask that is off where turns begin or end.
+func (t *truth) misplaced(tokens []schemas.Token) (faults []verify.Fault) {
+	if len(tokens) == 0 {
+		return nil
+	}
+	text := func(id int32) string { return t.tok.Decode([]int32{id}) }
+	for _, m := range diagnose.MisplacedMask(tokens, text, t.tok.Encode) {
+		where := "outside"
+		if tokens[m.Token].LossMask {
+			where = "inside"
+		}
+		faults = append(faults, verify.Fault{
+			Sample: tokens[0].SeqID, Row: m.Token, State: -1, Rule: "K9", Warning: true,
+			Value: fmt.Sprintf("token %q %s is %s the loss mask", text(tokens[m.Token].TokenID), m.What, where),
+		})
+	}
+	return faults
+}
+
 // profile is the size of each state of the target, on what it ran so far.
-func (t *truth) profile() map[int]float64 {
-	out := map[int]float64{}
+func (t *truth) profile() sound.Profile {
+	out := sound.Profile{}
 	for state, sizes := range t.sizes {
-		out[state] = verify.Median(sizes)
+		if size, ok := sizes.Size(); ok {
+			out[state] = size
+		}
 	}
 	return out
 }

@@ -1,69 +1,182 @@
 package main
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/draftscope/draftscope/extract/safetensors"
 	"github.com/draftscope/draftscope/extract/verify"
+	"github.com/draftscope/draftscope/schemas"
 )
 
-// validateTensors checks a safetensors file of captured states, in which a
-// state is a matrix called hidden_states.N or hidden_states, a row a token.
-func validateTensors(v *validation, path string) {
+// stateTensor is a state in a safetensors file: a matrix called
+// hidden_states.N or hidden_states, a row a token, or a slot of vLLM's
+// hidden_states [tokens, slots, hidden], whose state is not in the file.
+type stateTensor struct {
+	name   string
+	state  int // -1 where nobody says
+	vals   []float32
+	hidden int
+}
+
+// validateTensors checks a safetensors file of captured states.
+func (j *job) validateTensors(ctx context.Context, v *validation, path string) error {
 	v.Samples++
 	c, err := safetensors.OpenFile(os.DirFS(filepath.Dir(path)), filepath.Base(path))
 	if err != nil {
 		v.fault(path, "K21", "%v", err)
-		return
+		return nil
 	}
 	defer c.Close()
-	rows := -1
-	states := 0
+	fault := func(name string, row, state int, rule, format string, a ...any) {
+		v.add(verify.Fault{File: path, Sample: name, Row: row, State: state, Rule: rule, Value: fmt.Sprintf(format, a...)})
+	}
+	states := stateTensors(c, fault)
+	if len(states) == 0 {
+		if v.Faults == 0 || v.ByRule["K8"] == 0 {
+			v.fault(path, "K6", "no tensor is called hidden_states: it holds no captured state")
+		}
+		return nil
+	}
+	tokens := tokensOf(c)
+	n := len(tokens)
+	if tokens == nil {
+		n = len(states[0].vals) / states[0].hidden
+	}
+	lo, hi := 0, n // of the text, without padding
+	for _, name := range []string{"loss_mask", "attention_mask"} {
+		mask, err := c.Ints(name)
+		if err != nil {
+			continue
+		}
+		if len(mask) != n {
+			fault(name, -1, -1, "K3", "%d entries for %d tokens", len(mask), n)
+			continue
+		}
+		if at := slices.IndexFunc(mask, func(bit int64) bool { return bit != 0 && bit != 1 }); at >= 0 {
+			fault(name, at, -1, "K9", "it is %d; use 0 or 1", mask[at])
+		}
+		if name == "attention_mask" {
+			for lo < n && mask[lo] == 0 {
+				lo++
+			}
+			for hi > lo && mask[hi-1] == 0 {
+				hi--
+			}
+		}
+	}
+	q := verify.Sequence{States: map[int][]float32{}}
+	for _, s := range states {
+		if have := len(s.vals) / s.hidden; have != n {
+			fault(s.name, -1, s.state, "K3", "%s", rowsWords(have, n))
+			continue
+		}
+		may := func(int) (zero, same bool) { return s.state == 0, s.state == 0 } // an embedding may, of a token that is not known
+		if tokens != nil {
+			may = verify.May(s.state, tokens[lo:hi])
+		}
+		text := s.vals[lo*s.hidden : hi*s.hidden]
+		for _, f := range verify.Rows(text, s.hidden, may) {
+			fault(s.name, lo+f.Row, s.state, f.Rule, "%s", f.Value)
+		}
+		if s.state >= 0 {
+			q.States[s.state], q.Hidden, q.Recorded = text, s.hidden, append(q.Recorded, s.state)
+		}
+	}
+	if j.model == nil || tokens == nil || len(q.Recorded) == 0 {
+		return nil
+	}
+	return j.besideTarget(ctx, v, path, q, tokens[lo:hi])
+}
+
+// besideTarget runs the target on a file's tokens: K6, K7 and K11.
+func (j *job) besideTarget(ctx context.Context, v *validation, path string, q verify.Sequence, tokens []schemas.Token) error {
+	cfg := j.model.Config()
+	ids := make([]int32, len(tokens))
+	for i, t := range tokens {
+		if ids[i] = t.TokenID; t.TokenID < 0 || int(t.TokenID) >= cfg.Vocab {
+			v.add(verify.Fault{File: path, Row: i, State: -1, Rule: "K11", Value: fmt.Sprintf("token %d is outside the vocabulary of %d", t.TokenID, cfg.Vocab)})
+			return nil
+		}
+	}
+	if last := slices.Max(q.Recorded); q.Hidden != cfg.Hidden || last > cfg.Layers {
+		v.fault(path, "K6", "states of %d values up to number %d; the target has %d layers of width %d", q.Hidden, last, cfg.Layers, cfg.Hidden)
+		return nil
+	}
+	own, err := j.recompute(ctx, ids)
+	if err != nil {
+		return fmt.Errorf("checking %s against the target: %w", path, err)
+	}
+	for _, f := range q.Beside(own) {
+		f.File = path
+		v.add(f)
+	}
+	return nil
+}
+
+// stateTensors lists the states of a file, and names what is none.
+func stateTensors(c *safetensors.Checkpoint, fault func(name string, row, state int, rule, format string, a ...any)) (out []stateTensor) {
 	for _, name := range c.Names() {
+		if !strings.Contains(name, "hidden_states") {
+			continue
+		}
 		info, _ := c.Info(name)
 		shape := info.Shape
-		isState := strings.Contains(name, "hidden_states")
-		if (isState || name == "input_ids" || name == "loss_mask") && len(shape) > 0 {
-			have := shape[0]
-			if isState && len(shape) > 2 {
-				have = shape[len(shape)-2]
-			}
-			if rows < 0 {
-				rows = have
-			}
-			if have != rows {
-				v.add(verify.Fault{File: path, Sample: name, Row: -1, State: stateOf(name), Rule: "K3", Value: rowsWords(have, rows)})
-			}
+		if len(shape) == 3 && shape[0] == 1 {
+			shape = shape[1:]
 		}
-		if !isState {
-			continue
-		}
-		states++
 		vals, err := c.Float32s(name)
-		if err != nil || len(shape) < 2 {
-			v.add(verify.Fault{File: path, Sample: name, Row: -1, State: stateOf(name), Rule: "K8", Value: "a state is a matrix of floats; this is " + string(info.DType) + " of " + strconv.Itoa(len(shape)) + " dimensions"})
+		if err != nil || len(shape) < 2 || len(shape) > 3 || shape[len(shape)-1] == 0 {
+			fault(name, -1, stateOf(name), "K8", "a state is a matrix of floats; this is %s of shape %v", info.DType, info.Shape)
 			continue
 		}
-		// An embedding repeats with its token, which is not known here.
-		repeats := func(int) bool { return stateOf(name) == 0 }
-		for _, f := range verify.Rows(vals, shape[len(shape)-1], repeats) {
-			f.File, f.Sample, f.State = path, name, stateOf(name)
-			v.add(f)
+		hidden := shape[len(shape)-1]
+		if len(shape) == 2 {
+			out = append(out, stateTensor{name, stateOf(name), vals, hidden})
+			continue
+		}
+		for slot := range shape[1] {
+			s := stateTensor{name: fmt.Sprintf("%s[:, %d]", name, slot), state: -1, hidden: hidden}
+			for r := range shape[0] {
+				at := (r*shape[1] + slot) * hidden
+				s.vals = append(s.vals, vals[at:at+hidden]...)
+			}
+			out = append(out, s)
 		}
 	}
-	if states == 0 {
-		v.fault(path, "K6", "no tensor is called hidden_states: it holds no captured state")
+	return out
+}
+
+// tokensOf are the tokens of a file; nil where it has none.
+func tokensOf(c *safetensors.Checkpoint) []schemas.Token {
+	ids, err := c.Ints("input_ids")
+	if err != nil {
+		if ids, err = c.Ints("token_ids"); err != nil {
+			return nil
+		}
 	}
+	masks, _ := c.Ints("loss_mask") // none: no token is known to be supervised
+	tokens := make([]schemas.Token, len(ids))
+	for i, id := range ids {
+		tokens[i] = schemas.Token{TokenID: int32(id), LossMask: i < len(masks) && masks[i] != 0}
+	}
+	return tokens
 }
 
 func rowsWords(have, want int) string {
-	if have == want-1 {
-		return strconv.Itoa(have) + " rows for " + strconv.Itoa(want) + ": the last row is missing"
+	words := fmt.Sprintf("%d rows for %d tokens", have, want)
+	switch {
+	case have == want-1:
+		words += ": last row missing"
+	case have < want:
+		words += fmt.Sprintf(": first %d rows missing (prefix cache?)", want-have)
 	}
-	return strconv.Itoa(have) + " rows where other tensors have " + strconv.Itoa(want)
+	return words
 }
 
 // stateOf is the number behind the last dot of a tensor's name, -1 for none.

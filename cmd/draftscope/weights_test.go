@@ -53,6 +53,9 @@ func tinyDrafter(t *testing.T, hidden int, change func(tensors map[string]*safet
 	for _, name := range order {
 		list = append(list, *tensors[name])
 	}
+	if t2d := tensors["t2d"]; t2d != nil {
+		list = append(list, *t2d)
+	}
 	for name, content := range map[string][]byte{"config.json": []byte(config), "model.safetensors": safetensorstest.File(list...)} {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
 			t.Fatal(err)
@@ -74,6 +77,19 @@ func withOffsets(vals ...int64) func(map[string]*safetensorstest.Tensor) {
 	return func(tensors map[string]*safetensorstest.Tensor) { *tensors["d2t"] = offsets(vals...) }
 }
 
+// withT2D adds a t2d that marks tokens.
+func withT2D(change func(map[string]*safetensorstest.Tensor), tokens ...int64) func(map[string]*safetensorstest.Tensor) {
+	return func(tensors map[string]*safetensorstest.Tensor) {
+		change(tensors)
+		marks := make([]int64, 4096)
+		for _, id := range tokens {
+			marks[id] = 1
+		}
+		x := whole("t2d", marks)
+		tensors["t2d"] = &x
+	}
+}
+
 func TestADraftersWeightsAreHeldAgainstItsConfig(t *testing.T) {
 	for name, tt := range map[string]struct {
 		dir  string
@@ -81,11 +97,18 @@ func TestADraftersWeightsAreHeldAgainstItsConfig(t *testing.T) {
 		code int
 		want []string
 	}{
-		"good":             {tinyDrafter(t, 4, nil), []string{"--strict"}, exitOK, []string{"1 samples checked, 0 faulty, 0 faults, 0 warnings"}},
-		"another width":    {tinyDrafter(t, 8, nil), nil, exitUsage, []string{"model.safetensors, sample fc.weight, K6: fc.weight has shape [4 8]; by config.json it has [8 16]", "1 samples checked, 1 faulty"}},
-		"a short d2t":      {tinyDrafter(t, 4, withOffsets(1, 1)), nil, exitUsage, []string{"sample d2t, K6: d2t has shape [2]; by config.json it has [8]"}},
-		"past the target":  {tinyDrafter(t, 4, withOffsets(1, 1, 1, 1, 1, 5000, 1, 1)), nil, exitUsage, []string{"model.safetensors, sample d2t, row 5, K11: 5000: draft token 5 stands for 5005, outside the target's vocabulary of 4096"}},
-		"twice the same":   {tinyDrafter(t, 4, withOffsets(1, 1, 0, 1, 1, 1, 1, 1)), []string{"--target", "demo"}, exitUsage, []string{"sample d2t, row 2, K11: 0: draft tokens 1 and 2 stand for the same token 2"}},
+		"good":              {tinyDrafter(t, 4, nil), []string{"--strict"}, exitOK, []string{"1 samples checked, 0 faulty, 0 faults, 0 warnings"}},
+		"another width":     {tinyDrafter(t, 8, nil), nil, exitUsage, []string{"model.safetensors, sample fc.weight, K6: fc.weight has shape [4 8]; by config.json it has [8 16]", "1 samples checked, 1 faulty"}},
+		"a short d2t":       {tinyDrafter(t, 4, withOffsets(1, 1)), nil, exitUsage, []string{"sample d2t, K6: d2t has shape [2]; by config.json it has [8]"}},
+		"past the target":   {tinyDrafter(t, 4, withOffsets(1, 1, 1, 1, 1, 5000, 1, 1)), nil, exitUsage, []string{"model.safetensors, sample d2t, row 5, K11: 5000: draft token 5 stands for 5005, outside the target's vocabulary of 4096"}},
+		"twice the same":    {tinyDrafter(t, 4, withOffsets(1, 1, 0, 1, 1, 1, 1, 1)), []string{"--target", "demo"}, exitUsage, []string{"sample d2t, row 2, K11: 0: draft tokens 1 and 2 stand for the same token 2"}},
+		"absolute":          {tinyDrafter(t, 4, withOffsets(1, 3, 4, 8, 9, 20, 30, 4090)), nil, exitUsage, []string{"row 7, K11: 4090: draft token 7 stands for 4097, outside the target's vocabulary of 4096; it holds tokens, where offsets belong"}},
+		"0, 1, 2":           {tinyDrafter(t, 4, withT2D(withOffsets(0, 1, 2, 3, 4, 5, 6, 7), 0, 1, 2, 3, 4, 5, 6, 7)), nil, exitUsage, []string{"row 1, K11: t2d marks token 1, for which no draft token stands; it holds tokens, where offsets belong"}},
+		"a bit of t2d gone": {tinyDrafter(t, 4, withT2D(withOffsets(0, 0, 0, 0, 0, 0, 0, 0), 0, 1, 2, 3, 4, 5, 6)), nil, exitUsage, []string{"K11: t2d marks 7 tokens, the draft vocabulary has 8"}},
+		"a narrow head": {tinyDrafter(t, 4, func(tensors map[string]*safetensorstest.Tensor) {
+			head := tensors["lm_head.weight"]
+			head.Shape, head.Data = []int{7, 4}, head.Data[:7*4*4]
+		}), nil, exitUsage, []string{"K6: lm_head.weight has shape [7 4]; by config.json it has [8 4]"}},
 		"another target's": {tinyDrafter(t, 4, nil), []string{"--target", "demo"}, exitUsage, []string{"K12: opening drafter"}},
 	} {
 		var stdout, stderr strings.Builder

@@ -198,6 +198,10 @@ func (l *loader) details(run string, drafters []Drafter) {
 		d := by[r.text(0)]
 		d.Anchors, d.Scored, d.Capped = r.int(1), r.int(2), r.int(3)
 	})
+	// A label that is not in the draft vocabulary has no cross-entropy.
+	l.each("SELECT drafter, count(*) FROM slots"+in+" AND NOT hit AND ce IS NULL GROUP BY drafter", func(r record) {
+		by[r.text(0)].Outside = r.int(1)
+	})
 	l.each("SELECT drafter, slot, data_hits FROM slot_accuracy"+in+" AND slot BETWEEN 1 AND "+longest, func(r record) {
 		by[r.text(0)].Slots[r.int(1)-1].DataHits = r.int(2)
 	})

@@ -98,13 +98,16 @@ type Estimate struct {
 
 // Drafter is one drafter's numbers over one run. See docs/metrics.md for each.
 type Drafter struct {
-	Drafter          string       `json:"drafter"`
-	Note             string       `json:"note,omitempty"` // why there is nothing to show
-	Faulty           int64        `json:"faulty"`         // sequences that a fault of this drafter set aside
-	Sequences        int          `json:"sequences"`
-	Anchors          int64        `json:"anchors"`
-	Scored           int64        `json:"scored"` // slots
-	Capped           int64        `json:"capped"` // anchors whose run of hits ended with the scoring
+	Drafter   string `json:"drafter"`
+	Note      string `json:"note,omitempty"` // why there is nothing to show
+	Faulty    int64  `json:"faulty"`         // sequences that a fault of this drafter set aside
+	Sequences int    `json:"sequences"`
+	Anchors   int64  `json:"anchors"`
+	Scored    int64  `json:"scored"` // slots
+	Capped    int64  `json:"capped"` // anchors whose run of hits ended with the scoring
+	// Outside are scored slots whose label the draft vocabulary lacks: misses
+	// that no drafting can avoid.
+	Outside          int64        `json:"outside_vocabulary"`
 	Slots            []Slot       `json:"slots"`
 	EAL              Estimate     `json:"eal"`
 	ExpectedAccepted Estimate     `json:"expected_accepted"`

@@ -98,9 +98,15 @@ func (run Run) bySlot(t table, cell func(Slot) string) table {
 }
 
 func (run Run) slotTable() table {
+	notes := []string{"slot_accuracy = hits / scored over all anchors, whatever the slots before did"}
+	for _, d := range run.Drafters {
+		if in := d.Scored - d.Outside; d.Outside > 0 && d.Scored > 0 {
+			notes = append(notes, fmt.Sprintf("the draft vocabulary of %s lacks %d of %d labels, so that at most %d/%d = %.3f can hit", d.Drafter, d.Outside, d.Scored, in, d.Scored, float64(in)/float64(d.Scored)))
+		}
+	}
 	return run.bySlot(table{
 		title: "Accuracy by slot",
-		note:  "slot_accuracy = hits / scored over all anchors, whatever the slots before did",
+		note:  strings.Join(notes, "; "),
 	}, func(s Slot) string { return withInterval(s.Accuracy, 3) })
 }
 

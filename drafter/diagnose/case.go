@@ -21,6 +21,10 @@ type Sequence struct {
 	// Drafts are the stored drafts of the examined drafter by anchor: B-1
 	// tokens each. Nil where none are stored.
 	Drafts map[int32][]int32
+	// Rounds are the stored rounds of its chain.
+	Rounds []schemas.Round
+	// Greedy says that the target wrote the text, at temperature 0.
+	Greedy bool
 }
 
 // Checkpoint is a drafter's files.
@@ -37,6 +41,9 @@ type Case struct {
 	Device    cuda.Device
 	Host      drafter.Host
 	Sequences []Sequence
+	// Again are recordings of some of the same texts, made with the same
+	// settings. They need tokens and states.
+	Again     []Sequence
 	Drafter   Checkpoint
 	Reference *Checkpoint
 	// Recompute runs the target on token ids and gives its states 0..n,
@@ -44,6 +51,8 @@ type Case struct {
 	Recompute func(ctx context.Context, ids []int32) ([][]float32, error)
 	// Text is the text of a token, where there is a tokenizer.
 	Text func(id int32) string
+	// Encode gives the tokens of a text, where there is a tokenizer.
+	Encode func(text string) []int32
 	// Log is a training log, a JSON object a line.
 	Log *Log
 	// LogRun is the run of the log that made the drafter; "" is the drafter's
@@ -195,7 +204,13 @@ func (s *study) answers(final []float32, next []int32) (argmax []int32, logprob 
 	if err := errors.Join(s.Device.Upload(x, final), s.Device.RMSNorm(x, x, h.FinalNorm, h.Eps, h.Gain)); err != nil {
 		return nil, nil, err
 	}
-	res, err := s.Device.Head(cuda.HeadArgs{Hidden: x, Weight: h.Head, K: 1, Labels: next})
+	return s.headOn(x, next)
+}
+
+// headOn is the argmax of the target's head on normed states, and the
+// log-probability of next where that is given.
+func (s *study) headOn(x cuda.Tensor, next []int32) (argmax []int32, logprob []float32, err error) {
+	res, err := s.Device.Head(cuda.HeadArgs{Hidden: x, Weight: s.Host.Head, K: 1, Labels: next})
 	if err != nil {
 		return nil, nil, err
 	}

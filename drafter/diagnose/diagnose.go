@@ -39,8 +39,8 @@ func Run(ctx context.Context, c Case) (*Report, error) {
 		return nil, fmt.Errorf("%w: no two tokens in a row are supervised, so that nothing can be drafted or scored; look at the loss masks with draftscope validate", ErrCase)
 	}
 	for _, probe := range []func(context.Context, *study, *Report) error{
-		probeStates, probeLabels, probeMask,
-		probeDrafter, probeHealth, probeLog,
+		probeStates, probeLabels, probeMask, probeTemplate, probeLossless,
+		probeDrafter, probeIdentity, probeFinal, probeHealth, probeLog,
 	} {
 		if err := probe(ctx, s, r); err != nil {
 			return nil, fmt.Errorf("diagnosing %s: %w", c.Drafter.Name, err)

@@ -1,6 +1,10 @@
 package diagnose
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
 
 // nearPrompt is within how many tokens of a reply's begin an anchor is near
 // it: a block, so that a border of the mask that is off by less shows.
@@ -16,21 +20,131 @@ func (s *study) nearAndFar(runs []engineRun) (near, far []count) {
 			if sl.Hit == nil || int(sl.Slot) > variantSlots {
 				continue
 			}
-			begin := int(sl.Anchor)
-			for begin > 0 && q.mask[begin-1] {
-				begin--
-			}
 			to := &far[i]
-			if int(sl.Anchor)-begin < nearPrompt {
+			if int(sl.Anchor)-q.replyBegin(int(sl.Anchor)) < nearPrompt {
 				to = &near[i]
 			}
-			to.scored++
-			if *sl.Hit {
-				to.hits++
-			}
+			to.add(*sl.Hit)
 		}
 	}
 	return near, far
+}
+
+// reaches are the ends of the buckets of an anchor's distance from its
+// reply's begin.
+var reaches = []int{nearPrompt, 64, 256}
+
+// byReach says the engine's hits by bucket of the distance.
+func (s *study) byReach(runs []engineRun) string {
+	buckets := make([]count, len(reaches)+1)
+	for i, e := range runs {
+		q := s.seqs[i]
+		for _, sl := range e.slots {
+			if sl.Hit == nil || int(sl.Slot) > variantSlots {
+				continue
+			}
+			b, _ := slices.BinarySearch(reaches, int(sl.Anchor)-q.replyBegin(int(sl.Anchor))+1)
+			buckets[b].add(*sl.Hit)
+		}
+	}
+	var words []string
+	for b, c := range buckets {
+		if c.scored > 0 {
+			words = append(words, fmt.Sprintf("%.3f from %d", c.rate(), append([]int{0}, reaches...)[b]))
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+func (c *count) add(hit bool) {
+	c.scored++
+	if hit {
+		c.hits++
+	}
+}
+
+// replyBegin is where the supervised run of an anchor begins.
+func (q *subject) replyBegin(anchor int) int {
+	for anchor > 0 && q.mask[anchor-1] {
+		anchor--
+	}
+	return anchor
+}
+
+// probeThoughts compares the hits within thoughts with those behind them. Both
+// are other text, so that a difference is no fault.
+func (s *study) probeThoughts(r *Report, runs []engineRun) {
+	f := Finding{Key: "thinking-hits", Subject: OfDrafter, Hypothesis: "it drafts otherwise within thoughts than behind them", Note: true, weight: 0.1}
+	in, behind := make([]count, len(runs)), make([]count, len(runs))
+	for i, e := range runs {
+		q := s.seqs[i]
+		where := s.thoughtPlaces(q)
+		for _, sl := range e.slots {
+			if sl.Hit == nil || int(sl.Slot) > variantSlots {
+				continue
+			}
+			switch where[sl.Anchor+sl.Slot] {
+			case inThought:
+				in[i].add(*sl.Hit)
+			case behindThought:
+				behind[i].add(*sl.Hit)
+			}
+		}
+	}
+	a, b := total(in), total(behind)
+	if a.scored == 0 || b.scored == 0 {
+		f.Verdict, f.Needs, f.Sentence = CannotTell, "replies with a thought, <think> to </think>, and text behind it", "No reply holds both."
+		r.Findings = append(r.Findings, f)
+		return
+	}
+	gain := bootstrap(len(runs), func(c []float64) float64 {
+		var a, b count
+		for i, k := range c {
+			a.hits, a.scored = a.hits+k*in[i].hits, a.scored+k*in[i].scored
+			b.hits, b.scored = b.hits+k*behind[i].hits, b.scored+k*behind[i].scored
+		}
+		return a.rate() - b.rate()
+	})
+	f.Effect = &gain
+	f.Measure = fmt.Sprintf("hits of slots 1–%d: %.3f of %.0f within thoughts, %.3f of %.0f behind them (%s)", variantSlots, a.rate(), a.scored, b.rate(), b.scored, gain.signed())
+	switch {
+	case gain.High < 0:
+		f.Verdict, f.Sentence = Confirmed, fmt.Sprintf("It hits less within thoughts (%.3f) than behind them (%.3f): thoughts are harder, or were not in its training.", a.rate(), b.rate())
+	case gain.Low > 0:
+		f.Verdict, f.Sentence = Confirmed, fmt.Sprintf("It hits more within thoughts (%.3f) than behind them (%.3f).", a.rate(), b.rate())
+	default:
+		f.Verdict, f.Needs, f.Sentence = CannotTell, "more sequences", "Within thoughts and behind them it hits about alike."
+	}
+	r.Findings = append(r.Findings, f)
+}
+
+// The places of a token in a reply that holds a thought.
+const (
+	inThought = iota + 1
+	behindThought
+)
+
+// thoughtPlaces marks the tokens of a sequence that are within a thought or
+// behind one.
+func (s *study) thoughtPlaces(q *subject) []int {
+	out := make([]int, len(q.ids))
+	if s.Text == nil {
+		return out
+	}
+	q.turnsOf(func(lo, hi int) {
+		begin, _ := s.headerEnd(q, lo, hi)
+		th, ok := s.thoughtOf(q, begin, hi)
+		if q.Tokens[lo].Role != roleAssistant || !ok || th.kind == 0 {
+			return
+		}
+		for t := th.open; t < hi; t++ {
+			out[t] = inThought
+			if t > th.shut {
+				out[t] = behindThought
+			}
+		}
+	})
+	return out
 }
 
 // probeDistance compares hits near the prompt and far from it with the
@@ -40,7 +154,7 @@ func (s *study) nearAndFar(runs []engineRun) (near, far []count) {
 func (s *study) probeDistance(r *Report, runs, reference []engineRun) {
 	f := Finding{Key: "distance", Subject: OfTraining, Hypothesis: "hits depend on the distance from the prompt as the reference's do not", Note: true, weight: 0.1}
 	near, far := s.nearAndFar(runs)
-	f.Measure = fmt.Sprintf("hits of slots 1–%d within %d tokens of a reply's begin %.3f, later %.3f", variantSlots, nearPrompt, total(near).rate(), total(far).rate())
+	f.Measure = fmt.Sprintf("hits of slots 1–%d within %d tokens of a reply's begin %.3f, later %.3f; by distance %s", variantSlots, nearPrompt, total(near).rate(), total(far).rate(), s.byReach(runs))
 	if reference == nil {
 		f.Verdict, f.Needs, f.Sentence = CannotTell, "--reference", "Without a reference no difference is expected or odd."
 		r.Findings = append(r.Findings, f)

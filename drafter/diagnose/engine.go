@@ -15,6 +15,7 @@ import (
 // engineRun is what package drafter's engine made of one sequence.
 type engineRun struct {
 	slots  []schemas.Slot // by anchor, then slot
+	warm   []float64      // of each slot KL at temperature 2, once asked for
 	rounds []schemas.Round
 	faults []schemas.Fault
 }

@@ -98,6 +98,7 @@ func (s *study) probeTraining(ctx context.Context, r *Report, runs []engineRun) 
 		f.Measure += fmt.Sprintf("; against %s %s tokens a round, %+.3f at slot 1", s.Reference.Name, gain.signed(), first)
 	}
 	s.probeDistance(r, runs, reference)
+	s.probeThoughts(r, runs)
 	curve := s.matchCurve()
 	if curve.run != "" {
 		f.Measure += "; " + curve.words

@@ -112,63 +112,6 @@ func (c Capture) sameAnswers() float64 {
 	return nearMatch
 }
 
-// normForm compares the two forms of the final norm by how often the head's
-// answer is the text. Likelihood would not do: the larger gain sharpens the
-// distribution, which greedy text always rewards.
-func (s *study) normForm() (Finding, error) {
-	f := Finding{Key: "norm-form", Subject: OfCapture, Hypothesis: "the final norm's gain is of the other form, w or 1+w", weight: 2}
-	n := s.Host.Layers
-	other := *s
-	other.Host.Gain = 1 - s.Host.Gain
-	a, b := make([]count, len(s.seqs)), make([]count, len(s.seqs))
-	for i, q := range s.seqs {
-		final := s.states(q, false)[n]
-		if final == nil {
-			f.Verdict, f.Needs, f.Sentence = CannotTell, fmt.Sprintf("state %d", n), "The final state is not known."
-			return f, nil
-		}
-		// The rows before supervised tokens of this sequence, at most 32.
-		var rows []float32
-		var next []int32
-		for t := 1; t < len(q.ids) && len(next) < 32; t++ {
-			if q.mask[t] {
-				rows = append(rows, final[(t-1)*s.Host.Hidden:t*s.Host.Hidden]...)
-				next = append(next, q.ids[t])
-			}
-		}
-		for _, form := range []struct {
-			s  *study
-			to *count
-		}{{s, &a[i]}, {&other, &b[i]}} {
-			if len(next) == 0 {
-				continue
-			}
-			got, _, err := form.s.answers(rows, nil)
-			if err != nil {
-				return f, err
-			}
-			for j, id := range got {
-				form.to.scored++
-				if id == next[j] {
-					form.to.hits++
-				}
-			}
-		}
-	}
-	p := compare(a, b)
-	f.Effect = &p.gain
-	f.Measure = fmt.Sprintf("answers that are the text: %.3f with the declared form, %.3f with the other (%s)", p.a, p.b, p.gain.signed())
-	switch {
-	case p.p < familyError && p.gain.Value > relevance*p.a:
-		f.Verdict, f.Sentence = Confirmed, "The text follows the other form of the final norm: the target's head is applied with the wrong gain."
-	case p.gain.High <= relevance*p.a:
-		f.Verdict, f.Sentence = RuledOut, "The declared form of the final norm gives the text, and the other does not do so more often."
-	default:
-		f.Verdict, f.Needs, f.Sentence = CannotTell, "more sequences", "Both forms fit."
-	}
-	return f, nil
-}
-
 // vocabulary checks that tokens and answers are of the head's vocabulary, and
 // whether the drafter brings an embedding or head of its own.
 func (s *study) vocabulary() Finding {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -22,9 +23,16 @@ type Step struct {
 	Loss float64
 	Acc  []float64 // by slot, slot 1 first; may be empty
 	EAL  *float64
-	// Slots are unweighted losses by slot, by the objective's name, where the
-	// log has them: with them a loss can be checked to the last digit.
+	// Slots are unweighted mean losses by slot, by the loss's name, where the
+	// log has them: with them a loss can be checked to the last digit. Names
+	// are those of [drafter.Objective]; "@2" after one is its temperature.
 	Slots map[string][]float64
+	// Counts are over how many labels each slot's mean is; nil is as many for
+	// every slot.
+	Counts []float64
+	// Blocks are unweighted losses by block and slot, NaN where a slot does
+	// not count.
+	Blocks map[string][][]float64
 }
 
 type stepJSON struct {
@@ -32,6 +40,90 @@ type stepJSON struct {
 	Acc      []float64            `json:"acc"`
 	EAL      *float64             `json:"eal"`
 	SlotLoss map[string][]float64 `json:"slot_loss"`
+	Counts   []float64            `json:"slot_count"`
+	// BlockLoss has null where a slot does not count.
+	BlockLoss map[string][][]*float64 `json:"block_loss"`
+}
+
+// blocks are the losses by block, with NaN for null.
+func (s stepJSON) blocks() map[string][][]float64 {
+	out := map[string][][]float64{}
+	for name, rows := range s.BlockLoss {
+		for _, row := range rows {
+			vals := make([]float64, len(row))
+			for k, v := range row {
+				vals[k] = math.NaN()
+				if v != nil {
+					vals[k] = *v
+				}
+			}
+			out[name] = append(out[name], vals)
+		}
+	}
+	return out
+}
+
+// pool makes means and counts by slot of losses by block, unless the log has
+// means of its own.
+func (st *Step) pool() {
+	if st.Slots != nil {
+		return
+	}
+	for name, rows := range st.Blocks {
+		if len(rows) == 0 {
+			continue
+		}
+		sums, counts := make([]float64, len(rows[0])), make([]float64, len(rows[0]))
+		for _, row := range rows {
+			for k, v := range row {
+				if !math.IsNaN(v) {
+					sums[k] += v
+					counts[k]++
+				}
+			}
+		}
+		for k, n := range counts {
+			sums[k] /= math.Max(n, 1)
+		}
+		if st.Slots == nil {
+			st.Slots = map[string][]float64{}
+		}
+		st.Slots[name], st.Counts = sums, counts
+	}
+}
+
+// check reports lists that do not belong together.
+func (s stepJSON) check() error {
+	if s.Loss == nil {
+		return errors.New("it has no loss")
+	}
+	slots := len(s.Counts)
+	same := func(n int) bool {
+		if slots == 0 {
+			slots = n
+		}
+		return n == slots && n > 0
+	}
+	for name, l := range s.SlotLoss {
+		if !same(len(l)) {
+			return fmt.Errorf("slot_loss %s has %d slots, want %d", name, len(l), slots)
+		}
+	}
+	rows := -1
+	for name, l := range s.BlockLoss {
+		if rows < 0 {
+			rows = len(l)
+		}
+		if len(l) != rows {
+			return fmt.Errorf("block_loss %s has %d blocks, want %d", name, len(l), rows)
+		}
+		for _, row := range l {
+			if !same(len(row)) {
+				return fmt.Errorf("block_loss %s has a block of %d slots, want %d", name, len(row), slots)
+			}
+		}
+	}
+	return nil
 }
 
 // maxLogLine bounds a line of a log.
@@ -39,7 +131,8 @@ const maxLogLine = 16 << 20
 
 // ReadLog reads a training log, a JSON object a line: {"step", "drafters":
 // {NAME: {"loss", "acc": [a slot], "eal"}}}, or one run's {"step", "loss",
-// "acc"}. slot_loss, an object of lists by objective, is optional.
+// "acc"}. slot_loss, an object of lists by objective, is optional, and so are
+// slot_count and block_loss, an object of lists of lists.
 func ReadLog(r io.Reader) (*Log, error) {
 	out := &Log{Runs: map[string][]Step{}}
 	lines := bufio.NewScanner(r)
@@ -61,10 +154,12 @@ func ReadLog(r io.Reader) (*Log, error) {
 			doc.Drafters = map[string]stepJSON{"": doc.stepJSON}
 		}
 		for name, s := range doc.Drafters {
-			if s.Loss == nil {
-				return nil, fmt.Errorf("%w: line %d of the training log has no loss", ErrCase, n)
+			if err := s.check(); err != nil {
+				return nil, fmt.Errorf("%w: line %d of the training log: %w", ErrCase, n, err)
 			}
-			out.Runs[name] = append(out.Runs[name], Step{Step: doc.Step, Loss: *s.Loss, Acc: s.Acc, EAL: s.EAL, Slots: s.SlotLoss})
+			st := Step{Step: doc.Step, Loss: *s.Loss, Acc: s.Acc, EAL: s.EAL, Slots: s.SlotLoss, Counts: s.Counts, Blocks: s.blocks()}
+			st.pool()
+			out.Runs[name] = append(out.Runs[name], st)
 		}
 	}
 	if err := lines.Err(); err != nil {

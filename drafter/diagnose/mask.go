@@ -3,7 +3,10 @@ package diagnose
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
+
+	"github.com/draftscope/draftscope/schemas"
 )
 
 // maskCounts is what the loss masks get wrong, by kind, over all turns.
@@ -13,11 +16,39 @@ type maskCounts struct {
 	reply             int // turns whose first tokens are outside
 	end               int // turns whose closing token is outside
 	alien             int // tokens of other roles inside
+	odd               int // supervised turns with another header, which are not looked at
 	unknown           int // tokens of no known role
 	example           string
+	found             []Misplaced
+	turn              int // of found, those of earlier turns
+}
+
+// Misplaced is a token on the wrong side of its loss mask.
+type Misplaced struct {
+	Token int
+	What  string // which token it is
+}
+
+// MisplacedMask lists the tokens of a sequence at which its mask is off, the
+// first of each kind in a turn. encode may be nil.
+func MisplacedMask(tokens []schemas.Token, text func(id int32) string, encode func(text string) []int32) []Misplaced {
+	s := &study{Case: Case{Text: text, Encode: encode}}
+	q := &subject{Sequence: Sequence{Tokens: tokens}}
+	for _, t := range tokens {
+		q.ids, q.mask = append(q.ids, t.TokenID), append(q.mask, t.LossMask)
+	}
+	var m maskCounts
+	q.turnsOf(func(lo, hi int) {
+		m.turn = len(m.found)
+		s.maskOfTurn(&m, q, lo, hi)
+	})
+	return m.found
 }
 
 func (m *maskCounts) note(q *subject, t int, what string) {
+	if !slices.ContainsFunc(m.found[m.turn:], func(f Misplaced) bool { return f.What == what }) {
+		m.found = append(m.found, Misplaced{t, what})
+	}
 	if m.example == "" {
 		m.example = fmt.Sprintf("%s, token %d %s", q.ID, t, what)
 	}
@@ -36,14 +67,7 @@ const (
 func probeMask(_ context.Context, s *study, r *Report) error {
 	var m maskCounts
 	for _, q := range s.seqs {
-		for lo := 0; lo < len(q.Tokens); {
-			hi := lo
-			for hi < len(q.Tokens) && q.Tokens[hi].Turn == q.Tokens[lo].Turn {
-				hi++
-			}
-			s.maskOfTurn(&m, q, lo, hi)
-			lo = hi
-		}
+		q.turnsOf(func(lo, hi int) { s.maskOfTurn(&m, q, lo, hi) })
 	}
 	boundary := Finding{Key: "mask-boundary", Subject: OfCapture, Hypothesis: "the loss mask begins or ends at the wrong token of a reply", weight: 2}
 	alien := Finding{Key: "mask-roles", Subject: OfCapture, Hypothesis: "the loss mask covers tokens that the target did not write", weight: 2}
@@ -51,9 +75,9 @@ func probeMask(_ context.Context, s *study, r *Report) error {
 	alien.Measure = fmt.Sprintf("%d supervised tokens in turns of other roles", m.alien)
 	boundary.Control = "the template's own header ends where the reply begins; the mask is compared with it token by token"
 	switch {
-	case s.Text == nil || m.turns == 0:
+	case s.Text == nil || m.turns == 0 || m.odd > 0 && m.supervised+m.alien == 0:
 		for _, f := range []*Finding{&boundary, &alien} {
-			f.Verdict, f.Needs, f.Sentence = CannotTell, "a tokenizer, and turns that its template marks", "Turns and roles are not known."
+			f.Verdict, f.Needs, f.Sentence = CannotTell, "a tokenizer, and replies that its template marks", "Where replies begin is not known."
 		}
 	case m.header+m.reply+m.end+m.alien == 0:
 		boundary.Verdict, boundary.Sentence = RuledOut, "Every reply is supervised from its first token to its closing one."
@@ -102,14 +126,9 @@ func (s *study) maskOfTurn(m *maskCounts, q *subject, lo, hi int) {
 		m.unknown += hi - lo
 		return
 	}
-	begin, end := lo, hi // of the reply: after the header, to its closing token
-	for t := lo; t < min(hi, lo+headerMost); t++ {
-		if strings.Contains(s.Text(q.ids[t]), "\n") {
-			begin = t + 1
-			break
-		}
-	}
-	closed := false
+	// The reply is begin..end: behind the header, to its closing token.
+	begin, exact := s.headerEnd(q, lo, hi)
+	end, closed := hi, false
 	for t := begin; t < hi; t++ {
 		if s.Text(q.ids[t]) == closing {
 			end, closed = t, true
@@ -128,6 +147,10 @@ func (s *study) maskOfTurn(m *maskCounts, q *subject, lo, hi int) {
 	m.turns++
 	if !anyTrue(q.mask[lo:hi]) {
 		return // left out on purpose, such as all but the last turn
+	}
+	if !exact {
+		m.odd++
+		return // nobody knows where its header ends
 	}
 	m.supervised++
 	for t := lo; t < begin; t++ {

@@ -26,8 +26,28 @@ type world struct {
 	dev   cuda.Device
 	host  drafter.Host
 	text  func(int32) string
+	ids   func(string) []int32
 	seqs  []Sequence // with every state recorded
 	clean map[string][][]float32
+	model *target.Model
+}
+
+// recompute runs the target on ids, once for all tests.
+func (w *world) recompute(_ context.Context, ids []int32) ([][]float32, error) {
+	if states, ok := w.clean[key(ids)]; ok {
+		return states, nil
+	}
+	seq, err := w.model.NewSequence()
+	if err != nil {
+		return nil, err
+	}
+	defer seq.Close()
+	out, err := w.model.Forward([]*target.Sequence{seq}, [][]int32{ids}, []int{0, 1, 2, 3, 4, 5, 6, 7, 8})
+	if err != nil {
+		return nil, err
+	}
+	w.clean[key(ids)] = out.States
+	return out.States, nil
 }
 
 const (
@@ -65,10 +85,10 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{dev: dev, clean: map[string][][]float32{}, host: drafter.Host{
+	w := &world{dev: dev, model: m, clean: map[string][][]float32{}, host: drafter.Host{
 		Embedding: m.Embedding(), Head: m.Head(),
 		Vocab: m.Config().Vocab, Hidden: m.Config().Hidden, Layers: m.Config().Layers,
-	}, text: func(id int32) string { return tok.Decode([]int32{id}) }}
+	}, text: func(id int32) string { return tok.Decode([]int32{id}) }, ids: tok.Encode}
 	w.host.FinalNorm, w.host.Eps, w.host.Gain = m.FinalNorm()
 	dec := json.NewDecoder(strings.NewReader(string(demotest.Read(t, "sequences.jsonl"))))
 	for dec.More() && len(w.seqs) < testSequences {
@@ -80,18 +100,12 @@ func newWorld(t *testing.T) *world {
 		if err := dec.Decode(&row); err != nil {
 			t.Fatal(err)
 		}
-		seq, err := m.NewSequence()
+		all, err := w.recompute(t.Context(), row.IDs)
 		if err != nil {
 			t.Fatal(err)
 		}
-		out, err := m.Forward([]*target.Sequence{seq}, [][]int32{row.IDs}, []int{0, 1, 2, 3, 4, 5, 6, 7, 8})
-		if err != nil {
-			t.Fatal(err)
-		}
-		seq.Close()
-		w.clean[key(row.IDs)] = out.States
-		q := Sequence{ID: row.ID, PromptLen: row.PromptLen, States: map[int][]float32{}}
-		for c, vals := range out.States {
+		q := Sequence{ID: row.ID, PromptLen: row.PromptLen, Greedy: true, States: map[int][]float32{}}
+		for c, vals := range all {
 			q.States[c] = vals
 		}
 		turn, role := tok.Turns(row.IDs)
@@ -127,9 +141,9 @@ func key(ids []int32) string {
 func demoCase(t *testing.T, name string) Case {
 	t.Helper()
 	w := sharedWorld(t)
-	c := Case{Device: w.dev, Host: w.host, Text: w.text, Anchors: testAnchors, Capture: Capture{DType: schemas.F32, Exact: true}}
+	c := Case{Device: w.dev, Host: w.host, Text: w.text, Encode: w.ids, Anchors: testAnchors, Capture: Capture{DType: schemas.F32, Exact: true}}
 	c.Drafter = fixture(t, name)
-	c.Recompute = func(_ context.Context, ids []int32) ([][]float32, error) { return w.clean[key(ids)], nil }
+	c.Recompute = w.recompute
 	for _, q := range w.seqs {
 		q.Tokens, q.States = slices.Clone(q.Tokens), maps.Clone(q.States)
 		c.Sequences = append(c.Sequences, q)

@@ -2,6 +2,7 @@ package diagnose
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -122,7 +123,13 @@ func probeStates(ctx context.Context, s *study, r *Report) error {
 		}
 		r.Findings = append(r.Findings, f)
 	}
-	return nil
+	for _, key := range []string{"capture-layer", "capture-row", "capture-norm"} {
+		if slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Key == key && f.alarm() }) {
+			return nil // other states are recorded: what they depend on does not show
+		}
+	}
+	odd := s.departures()
+	return errors.Join(s.probePacking(ctx, r, odd), s.probeRollback(ctx, r, odd))
 }
 
 func (s *study) recordedStates() []int {

@@ -34,6 +34,10 @@ const (
 	Speculators = "speculators" // hs_{row}.safetensors beside an Arrow data set
 	SpecForge   = "specforge"   // rows_*/data_*.ckpt, gzipped or not
 	DeepSpec    = "deepspec"    // manifest.json, samples.idx, shard-*.bin
+
+	// Eagle3 is what SpecForge trains EAGLE3 on; it is written, and read as
+	// SpecForge's.
+	Eagle3 = "specforge-eagle3"
 )
 
 // Sample is one sequence as another system stored it.
@@ -42,6 +46,9 @@ type Sample struct {
 	File string // for messages
 	IDs  []int32
 	Mask []bool // nil: the format has none
+	// Attended is 0 at padding, before the text or behind it; nil: there is
+	// none.
+	Attended []int32
 	// Rows is the number of rows of states; a sound file has one a token, or
 	// one less.
 	Rows, Hidden int
@@ -61,6 +68,42 @@ func (s *Sample) row(slot, r int) []byte {
 	width := s.Hidden * s.Format.Size
 	lo := (r*s.Slots + slot) * width
 	return s.States[lo : lo+width]
+}
+
+// unpad takes padding off, which no row of the text has seen, so that the first
+// token of the text has position 0.
+func (s *Sample) unpad() error {
+	if s.Attended == nil {
+		return nil
+	}
+	n := len(s.Attended)
+	lo, hi := slices.Index(s.Attended, 1), n
+	for hi > 0 && s.Attended[hi-1] != 1 {
+		hi--
+	}
+	switch {
+	case n != len(s.IDs) || s.Mask != nil && n != len(s.Mask):
+		return fmt.Errorf("%w: attention_mask has %d entries for %d tokens", ErrFormat, n, len(s.IDs))
+	case lo < 0:
+		return fmt.Errorf("%w: attention_mask has no 1", ErrFormat)
+	case s.Rows != n:
+		return nil // rows are missing, and nobody knows which
+	}
+	for t, bit := range s.Attended[lo:hi] {
+		if bit != 1 {
+			return fmt.Errorf("%w: attention_mask[%d] is %d within the text; padding is 0, before or behind it", ErrFormat, lo+t, bit)
+		}
+	}
+	width := s.Hidden * s.Format.Size
+	s.IDs, s.Rows, s.Attended = s.IDs[lo:hi], hi-lo, nil
+	if s.Mask != nil {
+		s.Mask = s.Mask[lo:hi]
+	}
+	s.States = s.States[lo*s.Slots*width : hi*s.Slots*width]
+	if s.Normed != nil {
+		s.Normed = s.Normed[lo*width : hi*width]
+	}
+	return nil
 }
 
 // check compares the sizes of what a reader gives.

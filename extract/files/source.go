@@ -36,6 +36,8 @@ type Config struct {
 	// AllowMissingLast takes samples whose last token has no row, without it.
 	AllowMissingLast bool
 	Redact           bool
+	// LastTurn keeps of a sample's supervision the last reply.
+	LastTurn bool
 
 	Skip      func(id string) bool // which are stored already; may be nil
 	Now       func() time.Time     // nil means time.Now
@@ -46,15 +48,26 @@ type Config struct {
 // Source yields the samples of a reader as the pipeline takes them. A sample
 // that fails a check becomes a row of the table faults.
 type Source struct {
+	// Done counts what became of the samples so far. It is read between calls
+	// of Next.
+	Done   Done
 	cfg    Config
 	spec   schemas.CaptureSpec
 	slots  []int // of the recorded states, in their order
 	total  int   // slots of a sample
 	format probe.Format
 	prober probe.Prober
+	first  []int32
 	left   []lazy
 	seen   int
 	cur    *work
+}
+
+// Done counts samples of a [Source].
+type Done struct {
+	Sound     int      // that were given out
+	Shortened int      // of those, by a last token without a row
+	Idle      []string // of those, ids of which no label is supervised
 }
 
 // recordRows is the rows of a capture record.
@@ -91,8 +104,15 @@ func NewSource(r *Reader, cfg Config) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := first.unpad(); err != nil {
+		return nil, errors.Join(fmt.Errorf("reading %s: %w", first.File, err), first.Close())
+	}
+	s.first = slices.Clone(first.IDs)
 	return s, errors.Join(s.settle(first, r.States), first.Close())
 }
+
+// First are the tokens of the first sample.
+func (s *Source) First() []int32 { return s.first }
 
 // settle finds out what the slots are, and what is recorded of them.
 func (s *Source) settle(first *Sample, says []int) error {
@@ -271,6 +291,9 @@ func (s *Source) check(m *Sample) (check, detail string) {
 	if err := m.split(s.spec.Hidden); err != nil {
 		return "K3", err.Error()
 	}
+	if err := m.unpad(); err != nil {
+		return "K3", err.Error()
+	}
 	n := len(m.IDs)
 	switch {
 	case m.Slots != s.total || m.Format.Name != s.format.Name:
@@ -280,6 +303,7 @@ func (s *Source) check(m *Sample) (check, detail string) {
 	case m.Mask != nil && len(m.Mask) != n:
 		return "K3", fmt.Sprintf("%d tokens and a loss mask of %d", n, len(m.Mask))
 	case m.Rows == n-1 && s.cfg.AllowMissingLast:
+		s.Done.Shortened++
 		m.IDs = m.IDs[:n-1]
 		if m.Mask != nil {
 			m.Mask = m.Mask[:n-1]
@@ -287,7 +311,7 @@ func (s *Source) check(m *Sample) (check, detail string) {
 	case m.Rows == n-1:
 		return "K3", fmt.Sprintf("%d rows for %d tokens: last row missing", m.Rows, n)
 	case m.Rows < n:
-		return "K3", fmt.Sprintf("%d rows for %d tokens: %d rows missing (prefix cache?)", m.Rows, n, n-m.Rows)
+		return "K3", fmt.Sprintf("%d rows for %d tokens: first %d rows missing (prefix cache?)", m.Rows, n, n-m.Rows)
 	case m.Rows > n:
 		return "K3", fmt.Sprintf("%d rows for %d tokens", m.Rows, n)
 	}
@@ -317,6 +341,9 @@ func (s *Source) tables(w *work) error {
 		turn, role = s.cfg.Tokenizer.Turns(m.IDs)
 	}
 	prompt := 0
+	if m.Mask != nil && s.cfg.LastTurn {
+		target.LastTurn(m.Mask)
+	}
 	if m.Mask != nil {
 		if prompt = slices.Index(m.Mask, true); prompt < 0 {
 			prompt = len(m.IDs)
@@ -329,8 +356,12 @@ func (s *Source) tables(w *work) error {
 	if err := s.score(w); err != nil || w.fault != nil {
 		return err
 	}
+	s.Done.Sound++
+	if m.Mask != nil && !slices.Contains(m.Mask[1:], true) { // token 0 is no label
+		s.Done.Idle = append(s.Done.Idle, w.id)
+	}
 	w.row = schemas.Sequence{
-		SeqID: w.id, PromptLen: int32(prompt), Length: int32(len(m.IDs)), FinishReason: "given",
+		SeqID: w.id, PromptLen: int32(prompt), Length: int32(len(m.IDs)), FinishReason: schemas.FinishGiven,
 		Tags: map[string]string{"file": m.File}, CreatedAt: s.cfg.Now().UTC(),
 	}
 	if s.cfg.Tokenizer != nil && !s.cfg.Redact {

@@ -120,7 +120,7 @@ func TestWhatIsWrongWithASampleIsItsFault(t *testing.T) {
 	}
 	tokens, _, faults := all(t, VLLM, fsys, Config{States: []int{1, 2, 3}, Layers: 4})
 	for id, want := range map[string]string{
-		"last": "K3 last row missing", "prefix": "K3 2 rows missing (prefix cache?)", "more": "K3 2 rows for 1 tokens",
+		"last": "K3 last row missing", "prefix": "K3 first 2 rows missing (prefix cache?)", "more": "K3 2 rows for 1 tokens",
 		"none": "K3 no token", "cut": "K21 ", "big": "K21 token 1099511627776", "inf": "K1 row 1, state 3: 0 NaN, 1 Inf",
 	} {
 		check, says, _ := strings.Cut(want, " ")
@@ -172,7 +172,7 @@ func TestSpeculatorsMasksAreJoinedByRowAndComparedByIDs(t *testing.T) {
 	if got := tokens["hs_0"]; len(got) != 2 || got[0].LossMask || !got[1].LossMask {
 		t.Errorf("%+v", got)
 	}
-	if f := faults["hs_1"]; !strings.Contains(f.Detail, "are not those of row 1") {
+	if f := faults["hs_1"]; !strings.Contains(f.Detail, "ids differ at 0: ") {
 		t.Errorf("%+v", f)
 	}
 	if f := faults["hs_2"]; !strings.Contains(f.Detail, "has 2 rows") {

@@ -218,6 +218,11 @@ func (t *torchFile) sample() (*Sample, error) {
 		}
 		s.Mask = append(s.Mask, bit == 1)
 	}
+	if t.values["attention_mask"] != nil {
+		if s.Attended, err = t.whole("attention_mask"); err != nil {
+			return nil, err
+		}
+	}
 	name, last := "hidden_states", "target_last_hidden_states"
 	if t.values["aux_hidden_state"] != nil {
 		name, last = "aux_hidden_state", "hidden_state"

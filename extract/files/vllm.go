@@ -26,6 +26,8 @@ import (
 const (
 	tensorStates = "hidden_states"
 	tensorIDs    = "token_ids"
+	// tensorAttended is not vLLM's; who batches with padding adds it.
+	tensorAttended = "attention_mask"
 )
 
 func openVLLM(fsys fs.FS) (*Reader, error) {
@@ -78,6 +80,14 @@ func readStates(fsys fs.FS, name string) (_ *Sample, err error) {
 	}
 	if s.IDs, err = readIDs(string(ids.DType), raw); err != nil {
 		return nil, badFile(name, "%s: %v", tensorIDs, err)
+	}
+	if mask, ok := ckpt.Info(tensorAttended); ok {
+		if raw, err = ckpt.Raw(tensorAttended); err != nil {
+			return nil, err
+		}
+		if s.Attended, err = readIDs(string(mask.DType), raw); err != nil {
+			return nil, badFile(name, "%s: %v", tensorAttended, err)
+		}
 	}
 	return s, s.check()
 }
@@ -134,7 +144,11 @@ func openSpeculators(fsys fs.FS) (*Reader, error) {
 			// The two are joined by number alone: a data set that was filtered
 			// again belongs to other files.
 			if !slices.Equal(side[row].ids, s.IDs) {
-				return nil, errors.Join(badFile(name, "its %d ids are not those of row %d of the data set, which has %d", len(s.IDs), row, len(side[row].ids)), s.Close())
+				at := 0
+				for at < min(len(s.IDs), len(side[row].ids)) && s.IDs[at] == side[row].ids[at] {
+					at++
+				}
+				return nil, errors.Join(badFile(name, "ids differ at %d: it has %d ids, row %d of the data set %d, and they are not the same text", at, len(s.IDs), row, len(side[row].ids)), s.Close())
 			}
 			s.Mask = side[row].mask
 			return s, nil

@@ -17,7 +17,7 @@ func TestWhatIsWrittenReadsBack(t *testing.T) {
 			t.Run(fmt.Sprint(format, dtype), func(t *testing.T) {
 				dir := t.TempDir()
 				spec := schemas.CaptureSpec{Run: "r1", Hidden: 3, Layers: 4, States: []int{1, 4}, DType: dtype}
-				w, err := NewWriter(format, dir, spec)
+				w, err := NewWriter(format, dir, spec, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -69,7 +69,7 @@ func TestWhatIsWrittenReadsBack(t *testing.T) {
 func TestMembersOfATorchFileBeginAligned(t *testing.T) {
 	w := &Writer{format: SpecForge, spec: schemas.CaptureSpec{Hidden: 2, States: []int{1}, DType: schemas.F32}}
 	var out bytes.Buffer
-	if err := w.ckpt(&out, sideRow{[]int32{1, 2, 3}, []bool{false, true, true}}, make([]byte, 24)); err != nil {
+	if err := w.ckpt(&out, sideRow{[]int32{1, 2, 3}, []bool{false, true, true}}, make([]byte, 24), nil); err != nil {
 		t.Fatal(err)
 	}
 	f, err := openTorch(out.Bytes())
@@ -90,7 +90,7 @@ func TestAnExportDoesNotMixWithAnother(t *testing.T) {
 	}
 	spec := schemas.CaptureSpec{Hidden: 1, Layers: 4, States: []int{1, 2}, DType: schemas.F32}
 	for format, dir := range map[string]string{VLLM: dir, Speculators: t.TempDir(), DeepSpec: t.TempDir()} {
-		if _, err := NewWriter(format, dir, spec); !errors.Is(err, ErrConfig) {
+		if _, err := NewWriter(format, dir, spec, nil); !errors.Is(err, ErrConfig) {
 			t.Errorf("%s: %v, want ErrConfig", format, err)
 		}
 	}

@@ -5,14 +5,17 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"io"
+	"strconv"
 
 	"github.com/draftscope/draftscope/schemas"
 )
 
-// ckpt writes a DFlash sample of SpecForge: the zip of a torch.save, its
-// members stored and aligned as torch does, so that it can map them.
-func (w *Writer) ckpt(out io.Writer, row sideRow, rows []byte) error {
-	n, values := len(row.ids), len(w.spec.States)*w.spec.Hidden
+// ckpt writes a sample of SpecForge: the zip of a torch.save, its members
+// stored and aligned as torch does, so that it can map them. rows are all
+// states of a DFlash sample; of an EAGLE3 sample, which has the last state
+// after the norm, all but that one.
+func (w *Writer) ckpt(out io.Writer, row sideRow, rows, normed []byte) error {
+	n := len(row.ids)
 	mask := make([]int32, n)
 	for i, bit := range row.mask {
 		if bit {
@@ -23,29 +26,34 @@ func (w *Writer) ckpt(out io.Writer, row sideRow, rows []byte) error {
 	if w.spec.DType == schemas.BF16 {
 		storage = "BFloat16Storage"
 	}
+	type member struct {
+		name string
+		data []byte
+	}
+	var storages []member
 	p := &pickler{}
 	p.raw(0x80, 2, '}', '(')
-	p.text("input_ids")
-	p.tensor("LongStorage", "0", n)
-	p.text("loss_mask")
-	p.tensor("LongStorage", "1", n)
-	p.text("hidden_states")
-	p.tensor(storage, "2", 1, n, values)
+	add := func(name, storage string, data []byte, shape ...int) {
+		key := strconv.Itoa(len(storages))
+		p.text(name)
+		p.tensor(storage, key, shape...)
+		storages = append(storages, member{"data/" + key, data})
+	}
+	add("input_ids", "LongStorage", wide(row.ids), n)
+	add("loss_mask", "LongStorage", wide(mask), n)
+	h, states := w.spec.Hidden, len(w.spec.States)
+	if w.format == Eagle3 {
+		add("aux_hidden_state", storage, rows, 1, n, (states-1)*h)
+		add("hidden_state", storage, normed, 1, n, h)
+	} else {
+		add("hidden_states", storage, rows, 1, n, states*h)
+	}
 	p.raw('u', '.')
 
 	count := &counter{out: out}
 	z := zip.NewWriter(count)
-	for _, m := range []struct {
-		name string
-		data []byte
-	}{
-		{"data.pkl", p.out},
-		{"byteorder", []byte("little")},
-		{"data/0", wide(row.ids)},
-		{"data/1", wide(mask)},
-		{"data/2", rows},
-		{"version", []byte("3\n")},
-	} {
+	members := append([]member{{"data.pkl", p.out}, {"byteorder", []byte("little")}}, storages...)
+	for _, m := range append(members, member{"version", []byte("3\n")}) {
 		if err := store(z, count, "archive/"+m.name, m.data); err != nil {
 			return err
 		}

@@ -36,6 +36,15 @@ type Checkpoint struct {
 	names   []string
 }
 
+// named is a directory in a message. "." says nothing to who does not know what
+// it is the root of.
+func named(dir string) string {
+	if dir == "." {
+		return ""
+	}
+	return " " + dir
+}
+
 // Open opens the weights in directory dir of fsys: model.safetensors, else the
 // shards of model.safetensors.index.json, else the one *.safetensors file
 // there is. The error wraps [ErrMissing] when there are none and [ErrDamaged]
@@ -50,11 +59,11 @@ func Open(fsys fs.FS, dir string) (*Checkpoint, error) {
 		return openShards(fsys, dir, index)
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("opening checkpoint %s: %w", dir, err)
+		return nil, fmt.Errorf("opening checkpoint%s: %w", named(dir), err)
 	}
 	entries, err := fs.ReadDir(fsys, dir)
 	if err != nil {
-		return nil, fmt.Errorf("opening checkpoint %s: %w: there is no %s or %s; give the directory of a downloaded model: %w", dir, ErrMissing, singleName, indexName, err)
+		return nil, fmt.Errorf("opening checkpoint%s: %w: there is no %s or %s; give the directory of a downloaded model: %w", named(dir), ErrMissing, singleName, indexName, err)
 	}
 	var found []string
 	for _, e := range entries {
@@ -63,7 +72,7 @@ func Open(fsys fs.FS, dir string) (*Checkpoint, error) {
 		}
 	}
 	if len(found) != 1 {
-		return nil, fmt.Errorf("opening checkpoint %s: %w: there is no %s or %s, and %d other *.safetensors files; give the directory of a downloaded model", dir, ErrMissing, singleName, indexName, len(found))
+		return nil, fmt.Errorf("opening checkpoint%s: %w: there is no %s or %s, and %d other *.safetensors files; give the directory of a downloaded model", named(dir), ErrMissing, singleName, indexName, len(found))
 	}
 	return OpenFile(fsys, path.Join(dir, found[0]))
 }

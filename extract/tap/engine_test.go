@@ -234,15 +234,38 @@ func (d *daemon) ready(cfg Config, slots int64) *engine {
 	e := d.dial()
 	e.send(testHello)
 	d.welcome(cfg)
+	e.welcomed(slots)
+	return e
+}
+
+// another is one more engine, whose weights have this fingerprint.
+func (d *daemon) another(fingerprint string, slots int64) *engine {
+	d.t.Helper()
+	e := d.dial()
+	hello, model := maps.Clone(testHello), maps.Clone(testHello["model"].(map[string]any))
+	model["fingerprint"] = fingerprint
+	hello["model"] = model
+	e.send(hello)
+	e.welcomed(slots)
+	return e
+}
+
+func (e *engine) welcomed(slots int64) {
+	e.t.Helper()
 	e.hear(typeWelcome)
 	e.offer(slots, nil, true)
 	e.hear(typeCredit)
-	return e
 }
 
 func (e *engine) begin(r string, prompt ...int32) {
 	e.count.Begun++
 	e.send(map[string]any{"type": typeBegin, "r": r, "prompt": prompt})
+}
+
+// beginCached says that a prefix cache has the first rows.
+func (e *engine) beginCached(r string, cached int, prompt ...int32) {
+	e.count.Begun++
+	e.send(map[string]any{"type": typeBegin, "r": r, "prompt": prompt, "cached": cached})
 }
 
 // valueOf is what an honest engine has in a state of a token.

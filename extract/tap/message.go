@@ -109,6 +109,7 @@ type ending struct {
 	Reason string  `json:"reason"`
 	IDs    []int32 `json:"ids"`
 	Rows   int     `json:"rows"`
+	Taken  int     `json:"taken"` // rows behind them that are taken back
 }
 
 // Counts say what became of an engine's requests. The first six are counted
@@ -130,9 +131,12 @@ type Counts struct {
 	// And only the daemon these.
 	Stored     int64 `json:"stored"` // handed to the stream, whole
 	StoredRows int64 `json:"stored_rows"`
-	Faults     int64 `json:"faults"`     // set aside by a check
-	Dropped    int64 `json:"dropped"`    // not wanted
-	Tombstones int64 `json:"tombstones"` // ended before they finished
+	// Of these, sequences whose first rows are another's, and such rows.
+	Completed     int64 `json:"completed"`
+	CompletedRows int64 `json:"completed_rows"`
+	Faults        int64 `json:"faults"`     // set aside by a check
+	Dropped       int64 `json:"dropped"`    // not wanted
+	Tombstones    int64 `json:"tombstones"` // ended before they finished
 }
 
 // Add adds o to c.
@@ -150,6 +154,8 @@ func (c *Counts) Add(o Counts) {
 		{&c.Lost, &o.Lost},
 		{&c.Stored, &o.Stored},
 		{&c.StoredRows, &o.StoredRows},
+		{&c.Completed, &o.Completed},
+		{&c.CompletedRows, &o.CompletedRows},
 		{&c.Faults, &o.Faults},
 		{&c.Dropped, &o.Dropped},
 		{&c.Tombstones, &o.Tombstones},

@@ -42,13 +42,16 @@ func (s *Source) complete(q *sequence) (*finished, error) {
 		}
 		if bad != "" {
 			q.fault(checkFinite, "%s", bad)
+			s.mu.Lock()
+			s.prefixes.drop(func(k *kept) bool { return k.id == q.id })
+			s.mu.Unlock()
 			return f, nil
 		}
 	}
 	s.measure(q)
 	f.row = schemas.Sequence{
 		SeqID: q.id, PromptLen: int32(min(len(q.begin.Prompt), len(q.ids))), Length: int32(len(q.ids)), FinishReason: q.finish,
-		Temperature: q.begin.Temperature, Tags: q.begin.Tags, CreatedAt: s.cfg.Now().UTC(),
+		Temperature: q.begin.Temperature, Tags: q.tags(), CreatedAt: s.cfg.Now().UTC(),
 	}
 	if s.cfg.Tokenizer != nil && !s.cfg.Policy.Redact {
 		text := s.cfg.Tokenizer.Decode(q.ids)

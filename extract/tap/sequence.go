@@ -26,6 +26,7 @@ const blockRows = 64
 type block struct {
 	rows   int
 	states [][]byte // by state, rows*width bytes
+	shared bool     // other sequences have it, too: it must not change
 }
 
 // sequence is a request on its way. While it is open its link's goroutine
@@ -39,6 +40,8 @@ type sequence struct {
 	blocks []*block
 	ids    []int32 // of the rows
 	taken  int     // rows that were taken back
+	lent   int     // the first rows, which are those of the sequence lender
+	lender string
 
 	check, detail string // a fault or tombstone
 	stone         bool   // it is a tombstone
@@ -66,8 +69,16 @@ func (q *sequence) rewind(pos int) (freed int) {
 	keep := (pos + blockRows - 1) / blockRows
 	freed = len(q.blocks) - keep
 	q.blocks = q.blocks[:keep]
-	if keep > 0 {
-		b, rows := q.blocks[keep-1], pos-(keep-1)*blockRows
+	q.lent = min(q.lent, pos)
+	if keep == 0 {
+		return freed
+	}
+	b, rows := q.blocks[keep-1], pos-(keep-1)*blockRows
+	switch {
+	case rows == b.rows:
+	case b.shared:
+		q.blocks[keep-1] = b.first(rows, q.link.newBlock())
+	default:
 		for i := range b.states {
 			b.states[i] = b.states[i][:len(b.states[i])/b.rows*rows]
 		}

@@ -85,6 +85,7 @@ func (s *Source) serve(e *Engine) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.prefixes.drop(func(k *kept) bool { return k.model == l })
 	s.engines--
 	s.gone = true
 	s.changed.Broadcast()
@@ -189,9 +190,6 @@ func (l *link) onBegin(body []byte) error {
 	}
 	q := &sequence{id: b.R, link: l, begin: b}
 	l.open[b.R] = q
-	if b.Cached > 0 {
-		q.fault(checkRows, "the first %d rows are missing, a prefix cache has them; capture without one", b.Cached)
-	}
 	s := l.Source
 	s.mu.Lock()
 	s.age++
@@ -279,6 +277,10 @@ func (l *link) rows(q *sequence, en entry) error {
 	if skip {
 		return nil
 	}
+	if n := q.begin.Cached; n > 0 && n == en.Pos && len(q.ids) == 0 && q.check == "" && !l.completePrefix(q) {
+		q.ids = append(q.ids, en.IDs...)
+		return s.ctx.Err() // nil when the sequence was evicted, which the next step finds
+	}
 	have := len(q.ids)
 	if en.Pos > have {
 		q.fault(checkRows, "rows %d to %d are missing (a prefix cache?)", have, en.Pos-1)
@@ -289,13 +291,7 @@ func (l *link) rows(q *sequence, en entry) error {
 		q.ids = append(q.ids[:min(have, en.Pos)], en.IDs...)
 		return nil
 	}
-	if en.Pos < have {
-		freed := q.rewind(en.Pos)
-		s.mu.Lock()
-		q.bytes -= int64(freed) * s.blockBytes()
-		s.used -= int64(freed) * s.blockBytes()
-		s.mu.Unlock()
-	}
+	l.takeBack(q, en.Pos)
 	if m := s.cfg.Policy.MaxTokens; m > 0 && en.Pos+len(en.IDs) > m {
 		return l.drop(q, fmt.Sprintf("longer than %d tokens", m))
 	}
@@ -324,6 +320,18 @@ func (l *link) rows(q *sequence, en entry) error {
 		q.ids = append(q.ids, id)
 	}
 	return nil
+}
+
+// takeBack takes back the rows of a sequence from pos on.
+func (l *link) takeBack(q *sequence, pos int) {
+	if pos >= len(q.ids) {
+		return
+	}
+	bytes := int64(q.rewind(pos)) * l.blockBytes()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	q.bytes -= bytes
+	l.used -= bytes
 }
 
 func (l *link) onEnding(kind string, body []byte) error {
@@ -389,6 +397,9 @@ func (l *link) finish(q *sequence, e ending) error {
 	if q.check != "" {
 		return nil
 	}
+	if e.Taken > 0 && e.Rows >= 0 && e.Rows+e.Taken == len(q.ids) { // verify says what is wrong otherwise
+		l.takeBack(q, e.Rows)
+	}
 	q.finish = reasonOf(e, "unknown")
 	if q.verify(e); q.check != "" {
 		return nil
@@ -413,6 +424,9 @@ func (l *link) end(q *sequence) {
 		q.blocks = nil
 	}
 	if !q.dropped {
+		if q.check == "" {
+			s.prefixes.add(&kept{q.id, l.weights(), q.ids, slices.Clone(q.blocks)})
+		}
 		s.done = append(s.done, q)
 		l.pending++
 	}

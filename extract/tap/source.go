@@ -45,6 +45,10 @@ type Config struct {
 
 	// Memory bounds the bytes of states that are held; 0 means 1 GiB.
 	Memory int64
+	// PrefixMemory bounds the bytes of the latest sequences' states that are
+	// kept to complete those whose first rows an engine's prefix cache has; 0
+	// means that these are faults.
+	PrefixMemory int64
 	// Once ends the source when the engines that were there have gone.
 	Once bool
 
@@ -89,6 +93,8 @@ type Source struct {
 	lag     time.Duration      // of the last step
 	worst   time.Duration      // of any
 	norms   []Norm
+
+	prefixes prefixes
 }
 
 // NewSource welcomes first, and every engine of the same model that comes to
@@ -136,6 +142,7 @@ func newSource(hello Hello, cfg Config) (*Source, error) {
 	if err := errors.Join(s.validate(), s.checkModel(hello)); err != nil {
 		return nil, err
 	}
+	s.prefixes = prefixes{bound: cfg.PrefixMemory, unit: s.blockBytes(), refs: map[*block]int{}}
 	s.prober = probe.Prober{Model: cfg.Target, States: cfg.States, DType: f.Name}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	return s, nil
@@ -163,8 +170,8 @@ func (s *Source) validate() error {
 	if c.DType.Size() == 0 {
 		fail("dtype %q; use %s or %s", c.DType, schemas.F32, schemas.BF16)
 	}
-	if c.Memory < 0 || c.ProbeEvery < 0 {
-		fail("memory %d, probe every %d: none may be negative", c.Memory, c.ProbeEvery)
+	if c.Memory < 0 || c.PrefixMemory < 0 || c.ProbeEvery < 0 {
+		fail("memory %d, prefix memory %d, probe every %d: none may be negative", c.Memory, c.PrefixMemory, c.ProbeEvery)
 	} else if least := s.blockBytes(); c.Memory < least {
 		fail("memory of %d bytes; %d rows of %d states take %d", c.Memory, blockRows, len(c.States), least)
 	}
@@ -260,6 +267,9 @@ func (s *Source) tally(f *finished) {
 		c.Faults = 1
 	default:
 		c.Stored, c.StoredRows = 1, int64(len(f.tokens))
+		if f.lent > 0 {
+			c.Completed, c.CompletedRows = 1, int64(f.lent)
+		}
 	}
 	s.count(f.link, c)
 	f.link.pending--
@@ -281,6 +291,7 @@ type Status struct {
 	Counts
 	Engines, Open, Waiting int
 	Memory, Bound          int64 // bytes of states held, and what they may be
+	Prefixes, PrefixBytes  int64 // finished sequences whose rows are kept to complete others, and their bytes
 	Slots, Filled          int64 // rows that the mapped rings hold, and rows in them that were not read yet
 	Bytes                  int64 // of rows that came through the rings
 	// Lag is the time from the engine's sending of the last step until its
@@ -329,6 +340,7 @@ func (s *Source) Status() Status {
 	defer s.mu.Unlock()
 	st := Status{
 		Counts: s.counts, Engines: s.engines, Open: len(s.open), Waiting: len(s.done), Memory: s.used, Bound: s.cfg.Memory,
+		Prefixes: int64(len(s.prefixes.list)), PrefixBytes: s.prefixes.used,
 		Bytes: s.bytes, Lag: s.lag, Worst: s.worst, Norms: slices.Clone(s.norms),
 	}
 	for r := range s.rings {

@@ -138,8 +138,7 @@ func TestWhatIsWrongWithARequestIsItsFault(t *testing.T) {
 			e.finish("a", 3, 1, 2, 3, 4, 5)
 		}, checkRows, "rows 2 to 3 are missing"},
 		"a cached prefix that is owned up to": {func(e *engine) {
-			e.count.Begun++
-			e.send(map[string]any{"type": typeBegin, "r": "a", "prompt": []int{1, 2, 3}, "cached": 2})
+			e.beginCached("a", 2, 1, 2, 3)
 			e.step(e.rows("a", 2, 3))
 			e.finish("a", 1, 1, 2, 3, 4)
 		}, checkRows, "the first 2 rows are missing"},

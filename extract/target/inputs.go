@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -85,7 +86,9 @@ func ReadPrompts(r io.Reader, name string) ([]Input, error) {
 //
 //	{"id": "s0", "input_ids": [1, 2, 3], "prompt_len": 2}
 //	{"id": "s1", "input_ids": [1, 2, 3], "loss_mask": [0, 1, 1], "tags": {}}
+//	{"id": "s2", "input_ids": [0, 1, 2], "loss_mask": [0, 0, 1], "attention_mask": [0, 1, 1]}
 //
+// Padding, where attention_mask is 0, is left out: the target never sees it.
 // The keys prompt, completion and text may stand beside them and are not
 // used. Errors wrap [ErrInput].
 func ReadSequences(r io.Reader, name string) ([]Input, error) {
@@ -95,6 +98,7 @@ func ReadSequences(r io.Reader, name string) ([]Input, error) {
 			InputIDs   []int32           `json:"input_ids"`
 			PromptLen  *int              `json:"prompt_len"`
 			Mask       []int             `json:"loss_mask"`
+			Attended   []int             `json:"attention_mask"`
 			Tags       map[string]string `json:"tags"`
 			Prompt     json.RawMessage   `json:"prompt"`
 			Completion json.RawMessage   `json:"completion"`
@@ -111,6 +115,19 @@ func ReadSequences(r io.Reader, name string) ([]Input, error) {
 			return in, badLine(where, "\"input_ids\" is missing or empty; remove the line")
 		case doc.PromptLen == nil && doc.Mask == nil:
 			return in, badLine(where, "it needs \"prompt_len\" or \"loss_mask\", which say what the target is judged on")
+		}
+		if doc.Attended != nil {
+			lo, hi, why := attended(doc.Attended, len(doc.InputIDs))
+			switch {
+			case why != "":
+				return in, badLine(where, "%s", why)
+			case doc.Mask != nil && len(doc.Mask) == len(doc.InputIDs):
+				doc.Mask = doc.Mask[lo:hi]
+			}
+			if doc.PromptLen != nil {
+				*doc.PromptLen -= lo
+			}
+			in.IDs = doc.InputIDs[lo:hi]
 		}
 		in.ID, in.PromptLen = *doc.ID, len(in.IDs)
 		if doc.Mask != nil && len(doc.Mask) != len(in.IDs) {
@@ -132,6 +149,23 @@ func ReadSequences(r io.Reader, name string) ([]Input, error) {
 		}
 		return in, nil
 	})
+}
+
+// attended is where the ones of a mask of n tokens lie, which must be one run;
+// or what is wrong with it.
+func attended(mask []int, n int) (lo, hi int, why string) {
+	lo = slices.Index(mask, 1)
+	if len(mask) != n || lo < 0 {
+		return 0, 0, fmt.Sprintf("\"attention_mask\" has %d entries for %d tokens, and must have a 1", len(mask), n)
+	}
+	for hi = lo; hi < n && mask[hi] == 1; hi++ {
+	}
+	for t := range n {
+		if (t < lo || t >= hi) && mask[t] != 0 {
+			return 0, 0, fmt.Sprintf("attention_mask[%d] is %d; padding is 0, before the text or behind it, and the text is one run of 1", t, mask[t])
+		}
+	}
+	return lo, hi, ""
 }
 
 // strict decodes exactly one JSON value without unknown keys.

@@ -10,9 +10,9 @@ import (
 
 // The values of finish_reason.
 const (
-	finishStop   = "stop"   // the target ended its reply
-	finishLength = "length" // a bound on new tokens, or the model's, cut it
-	finishGiven  = "given"  // the sequence was given whole
+	finishStop   = "stop"              // the target ended its reply
+	finishLength = "length"            // a bound on new tokens, or the model's, cut it
+	finishGiven  = schemas.FinishGiven // the sequence was given whole
 )
 
 // job is a sequence on its way through the target.
@@ -101,6 +101,10 @@ func (s *Source) prepare(in Input) (*job, error) {
 		if !chat.Open {
 			j.finish, j.promptLen = finishGiven, slices.Index(chat.Mask, true)
 		}
+	}
+	if s.cfg.LastTurn && j.finish == finishGiven {
+		j.mask = slices.Clone(j.mask)
+		LastTurn(j.mask)
 	}
 	for i, id := range j.ids {
 		if id < 0 || int(id) >= cfg.Vocab {

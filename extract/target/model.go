@@ -59,6 +59,15 @@ type layer struct {
 	down   cuda.Tensor // [H, I]
 }
 
+// named is a directory in a message. "." says nothing to who does not know what
+// it is the root of.
+func named(dir string) string {
+	if dir == "." {
+		return ""
+	}
+	return " " + dir
+}
+
 // Open loads the model in directory dir of fsys to dev: config.json, the
 // optional generation_config.json, and the weights (see
 // [safetensors.Open]). Errors wrap [ErrUnsupported], [ErrModel] or those of
@@ -66,15 +75,15 @@ type layer struct {
 func Open(fsys fs.FS, dir string, dev cuda.Device) (*Model, error) {
 	cfg, raw, err := readConfig(fsys, dir)
 	if err != nil {
-		return nil, fmt.Errorf("opening target %s: %w", dir, err)
+		return nil, fmt.Errorf("opening target%s: %w", named(dir), err)
 	}
 	ckpt, err := safetensors.Open(fsys, dir)
 	if err != nil {
-		return nil, fmt.Errorf("opening target %s: %w", dir, err)
+		return nil, fmt.Errorf("opening target%s: %w", named(dir), err)
 	}
 	m, err := openWeights(cfg, raw, ckpt, dev)
 	if err != nil {
-		return nil, fmt.Errorf("opening target %s: %w", dir, err)
+		return nil, fmt.Errorf("opening target%s: %w", named(dir), err)
 	}
 	return m, nil
 }
@@ -96,12 +105,12 @@ func openWeights(cfg Config, raw []byte, ckpt checkpoint, dev cuda.Device) (*Mod
 func (m *Model) load() error {
 	c, l := m.cfg, m.loaded
 	m.arena = &arena{dev: m.dev, cols: c.KVHeads * c.HeadDim}
-	m.embed = l.matrix("embed_tokens.weight", c.Vocab, c.Hidden)
+	m.embed = l.vocabulary(l.prefix+"embed_tokens.weight", c.Vocab, c.Hidden)
 	m.head = m.embed
 	if c.Tied {
 		l.skip("lm_head.weight")
 	} else {
-		m.head = l.tensor("lm_head.weight", c.Vocab, c.Hidden, c.Vocab, c.Hidden)
+		m.head = l.vocabulary("lm_head.weight", c.Vocab, c.Hidden)
 	}
 	m.norm = l.vector("norm.weight", c.Hidden)
 	for i := range c.Layers {

@@ -1,12 +1,14 @@
 package target_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -70,6 +72,34 @@ func cutDown(tb testing.TB) *parts {
 	p.config["num_hidden_layers"], p.config["vocab_size"] = cutLayers, cutVocab
 	p.config["layer_types"] = p.config["layer_types"].([]any)[:cutLayers]
 	return p
+}
+
+// The rows that pad a vocabulary are no tokens: they are in no argmax and no
+// softmax, however large.
+func TestAVocabularyMayBePadded(t *testing.T) {
+	plain := cutDown(t)
+	m, err := target.Open(plain.whole(t), "m", device(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	wide := cutDown(t)
+	embed := wide.find("model.embed_tokens.weight")
+	embed.Shape = []int{cutVocab + 4, embed.Shape[1]}
+	embed.Data = append(slices.Clone(embed.Data), bytes.Repeat([]byte{0x80, 0x42}, 4*embed.Shape[1])...) // 64
+	padded, err := target.Open(wide.whole(t), "m", device(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer padded.Close()
+	if a, b := m.Head(), padded.Head(); a.Rows != cutVocab || b.Rows != cutVocab || padded.Config().Vocab != cutVocab {
+		t.Errorf("heads of %d and %d rows", a.Rows, b.Rows)
+	}
+	embed.Shape[0] = cutVocab + 1025
+	embed.Data = make([]byte, 2*embed.Shape[0]*embed.Shape[1])
+	if _, err := target.Open(wide.whole(t), "m", device(t)); err == nil || !strings.Contains(err.Error(), "config.json asks for") {
+		t.Errorf("another vocabulary: %v", err)
+	}
 }
 
 // someIDs are n ids of the cut model.

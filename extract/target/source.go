@@ -40,6 +40,8 @@ type SourceConfig struct {
 	Seed         uint64
 	// Redact leaves the text out of the table sequences.
 	Redact bool
+	// LastTurn keeps of the supervision of what is given the last reply.
+	LastTurn bool
 	// Now gives created_at; nil means time.Now.
 	Now       func() time.Time
 	Allocator memory.Allocator // nil means Go's
@@ -206,6 +208,29 @@ func (s *Source) compute() {
 	if s.final < 0 {
 		add(m.cfg.Layers, m.dev.DType())
 	}
+}
+
+// Idle are the ids of inputs without a supervised label, of those that are
+// left to run.
+func (s *Source) Idle() (ids []string) {
+	for _, j := range s.waiting {
+		if j.finish == finishGiven && !slices.Contains(j.mask[1:], true) { // token 0 is no label
+			ids = append(ids, j.ID)
+		}
+	}
+	return ids
+}
+
+// LastTurn takes all but the last run of ones off a loss mask.
+func LastTurn(mask []bool) {
+	t := len(mask) - 1
+	for t >= 0 && !mask[t] {
+		t--
+	}
+	for t >= 0 && mask[t] {
+		t--
+	}
+	clear(mask[:t+1])
 }
 
 // Beginning is what is known of a sequence before it is run.

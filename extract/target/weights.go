@@ -56,6 +56,19 @@ func (l *loader) matrix(name string, rows, cols int) cuda.Tensor {
 	return l.tensor(l.prefix+name, rows, cols, rows, cols)
 }
 
+// mostPadding is by how many rows a vocabulary may be padded.
+const mostPadding = 1024
+
+// vocabulary is a matrix of a row a token, which engines pad to a multiple of
+// something: the rows behind vocab_size are no tokens, and are left out.
+func (l *loader) vocabulary(name string, rows, cols int) cuda.Tensor {
+	stored := rows
+	if info, ok := l.ckpt.Info(name); ok && len(info.Shape) == 2 && info.Shape[0] > rows && info.Shape[0] <= rows+mostPadding {
+		stored = info.Shape[0]
+	}
+	return l.tensor(name, rows, cols, stored, cols)
+}
+
 func (l *loader) vector(name string, n int) cuda.Tensor {
 	return l.tensor(l.prefix+name, 1, n, n)
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/draftscope/draftscope/schemas/sound"
 )
 
 // RowRMS is the root of the mean square of each row; a row that is not finite
@@ -22,33 +24,44 @@ func RowRMS(vals []float32, width int) []float64 {
 	return out
 }
 
-// Median is the middle of values, NaN of none.
-func Median(vals []float64) float64 {
-	if len(vals) == 0 {
-		return math.NaN()
-	}
-	return slices.Sorted(slices.Values(vals))[len(vals)/2]
-}
-
-// band is by which factor a state's size may differ from the reference: states
-// of one model differ less from text to text, and 16-bit codes that are read
-// as the other kind differ more.
-const band = 1.5
-
-// Band is K7: the median RMS of a state's rows beside a reference profile of
-// the model, by state. Of the rows' sizes the median is taken, since the first
-// tokens of a text can be a thousand times as large as the others.
-func (q Sequence) Band(reference map[int]float64) []Fault {
+// Band is K7: the size of each state's rows beside that of the target.
+func (q Sequence) Band(profile sound.Profile) []Fault {
 	c := &checker{Sequence: q}
 	for _, state := range q.Recorded {
-		want, ok := reference[state]
-		have := Median(RowRMS(q.States[state], q.Hidden))
-		if ok && want > 0 && (have > band*want || have*band < want) {
-			c.add(-1, state, "K7", "rows of RMS %.4g, where this target has %.4g: a ratio of %.3g; its values may be of another dtype, state or scale", have, want, have/want)
+		if detail := profile.Check(state, RowRMS(q.States[state], q.Hidden)); detail != "" {
+			c.add(-1, state, "K7", "%s", detail)
 		}
 	}
 	return c.faults
 }
+
+// Beside is K7 of a sequence that the target ran again, all of its states, row
+// by row: it judges sequences that are too short for [Sequence.Band].
+func (q Sequence) Beside(own [][]float32) []Fault {
+	c := &checker{Sequence: q}
+	for _, state := range q.Recorded {
+		if state < 0 || state >= len(own) {
+			continue // K6's
+		}
+		have, want := RowRMS(q.States[state], q.Hidden), RowRMS(own[state], q.Hidden)
+		if len(have) != len(want) || len(have) == 0 {
+			continue // K1's or K3's
+		}
+		ratios := make([]float64, len(have))
+		for i := range ratios {
+			ratios[i] = have[i] / max(want[i], math.SmallestNonzeroFloat32)
+		}
+		if ratio := middle(ratios); ratio > rescaled || ratio*rescaled < 1 {
+			c.add(-1, state, "K7", "rows of RMS %.4g where the target gives them %.4g: a ratio of %.3g; its values may be of another dtype, state or scale", middle(have), middle(want), ratio)
+		}
+	}
+	return c.faults
+}
+
+// rescaled is by which factor the middle row may differ from the target's own.
+const rescaled = 1.5
+
+func middle(vals []float64) float64 { return slices.Sorted(slices.Values(vals))[len(vals)/2] }
 
 // Scorer applies a target's head to rows of a state, through the final norm
 // or not: how many of the tokens next it answers, and their mean

@@ -4,6 +4,8 @@ import (
 	"math"
 	"strings"
 	"testing"
+
+	"github.com/draftscope/draftscope/schemas/sound"
 )
 
 // tinyHead is the head of the fixture "tiny": 32 rows of ±1, and a final norm
@@ -98,9 +100,11 @@ func TestTheHeadProbeNamesWhereTheAnswersComeFrom(t *testing.T) {
 }
 
 func TestBitsOfAnotherDtypeFailTheBand(t *testing.T) {
-	reference := map[int]float64{}
+	reference := sound.Profile{}
 	for state, vals := range tiny(200).States {
-		reference[state] = Median(RowRMS(vals, 8))
+		var sizes sound.Sizes
+		sizes.Add(RowRMS(vals, 8))
+		reference[state], _ = sizes.Size()
 	}
 	if got := tiny(200).Band(reference); len(got) > 0 {
 		t.Errorf("a false alarm: %s", got[0])

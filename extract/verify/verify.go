@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/draftscope/draftscope/schemas"
+	"github.com/draftscope/draftscope/schemas/sound"
 )
 
 // Fault is one thing that is wrong. Row and State are -1 where it concerns no
@@ -116,9 +117,9 @@ func (c *checker) rows() {
 		case len(vals)%max(c.Hidden, 1) != 0:
 			c.add(-1, state, "K3", "%d values are no whole rows of %d", len(vals), c.Hidden)
 		case have == n-1:
-			c.add(n-1, state, "K3", "%d rows for %d tokens: the last row is missing", have, n)
+			c.add(n-1, state, "K3", "%d rows for %d tokens: last row missing", have, n)
 		case have < n:
-			c.add(-1, state, "K3", "%d rows for %d tokens: the first %d rows may be missing (a prefix cache?)", have, n, n-have)
+			c.add(-1, state, "K3", "%d rows for %d tokens: first %d rows missing (prefix cache?)", have, n, n-have)
 		case have > n:
 			c.add(-1, state, "K3", "%d rows for %d tokens", have, n)
 		}
@@ -140,36 +141,33 @@ func (c *checker) manifest() {
 
 // state is K1 and K2 over every row of one state.
 func (c *checker) state(state int, vals []float32) {
-	for _, f := range Rows(vals, c.Hidden, c.sameToken(state)) {
+	for _, f := range Rows(vals, c.Hidden, May(state, c.Tokens)) {
 		f.Sample, f.State = c.ID, state
 		c.faults = append(c.faults, f)
 	}
 }
 
-// sameToken says which rows may repeat the one before: an embedding of the
-// same token does.
-func (c *checker) sameToken(state int) func(row int) bool {
-	return func(row int) bool {
-		return state == 0 && row < len(c.Tokens) && c.Tokens[row].TokenID == c.Tokens[row-1].TokenID
+// May says of each row of a state whether it may be zero, and whether it may
+// equal the row before.
+func May(state int, tokens []schemas.Token) func(row int) (zero, same bool) {
+	return func(row int) (zero, same bool) {
+		if row >= len(tokens) {
+			return false, false
+		}
+		return sound.MayBeZero(state, tokens[row]), row > 0 && sound.MayRepeat(tokens[row-1], tokens[row])
 	}
 }
 
 // Rows checks rows of one state: not finite (K1), all zero, or bit-equal to
-// the row before (K2) where repeats does not allow that. One fault a kind names
-// the first row and how many there are.
-func Rows(vals []float32, width int, repeats func(row int) bool) []Fault {
+// the row before (K2) where may does not allow that. One fault a kind names the
+// first row and how many there are.
+func Rows(vals []float32, width int, may func(row int) (zero, same bool)) []Fault {
 	var out []Fault
 	if width < 1 {
 		return nil
 	}
-	var nan, inf, badRows, zero, same int
-	first := map[string]int{}
-	note := func(kind string, row int) {
-		if _, ok := first[kind]; !ok {
-			first[kind] = row
-		}
-	}
-	firstNaN, firstInf := 0, 0
+	var nan, inf, badRows, firstBad, firstNaN, firstInf int
+	var alive sound.Alive
 	for row := range len(vals) / width {
 		r := vals[row*width : (row+1)*width]
 		n, i := 0, 0
@@ -185,33 +183,26 @@ func Rows(vals []float32, width int, repeats func(row int) bool) []Fault {
 		}
 		if n+i > 0 {
 			if badRows == 0 {
-				firstNaN, firstInf = n, i
+				firstBad, firstNaN, firstInf = row, n, i
 			}
 			badRows++
 			nan, inf = nan+n, inf+i
-			note("K1", row)
 			continue
 		}
-		if dead {
-			zero++
-			note("zero", row)
-		}
-		if row > 0 && !dead && slices.Equal(r, vals[(row-1)*width:row*width]) && (repeats == nil || !repeats(row)) {
-			same++
-			note("same", row)
-		}
+		mayZero, mayRepeat := may(row)
+		alive.Add(row, dead && !mayZero, !dead && !mayRepeat && row > 0 && slices.Equal(r, vals[(row-1)*width:row*width]))
 	}
 	if badRows > 0 {
-		out = append(out, Fault{Row: first["K1"], State: -1, Rule: "K1", Value: fmt.Sprintf("NaN count %d, Inf count %d; in all %d NaN and %d Inf in %d rows", firstNaN, firstInf, nan, inf, badRows)})
+		out = append(out, Fault{Row: firstBad, State: -1, Rule: "K1", Value: fmt.Sprintf("NaN count %d, Inf count %d; in all %d NaN and %d Inf in %d rows", firstNaN, firstInf, nan, inf, badRows)})
 	}
-	if zero > 0 {
-		out = append(out, Fault{Row: first["zero"], State: -1, Rule: "K2", Value: fmt.Sprintf("%d of %d rows are zero", zero, len(vals)/width)})
-	}
-	if same > 0 {
-		out = append(out, Fault{Row: first["same"], State: -1, Rule: "K2", Value: fmt.Sprintf("%d of %d rows equal the row before bit for bit", same, len(vals)/width)})
+	for _, f := range alive.Faults(len(vals) / width) {
+		out = append(out, Fault{Row: f.Row, State: -1, Rule: f.Check, Value: f.Detail})
 	}
 	return out
 }
+
+// Idle is what is wrong with a sequence that trains nothing.
+const Idle = "no token is supervised"
 
 // mask is K9: a sequence that trains nothing, or everything.
 func (c *checker) mask() {
@@ -223,7 +214,7 @@ func (c *checker) mask() {
 	}
 	switch {
 	case on == 0:
-		c.warn("K9", "no token is supervised")
+		c.warn("K9", Idle)
 	case on >= len(c.Tokens)-1 && len(c.Tokens) > 1 && c.Tokens[0].LossMask:
 		c.warn("K9", "every token is supervised, the prompt too")
 	}

@@ -1,6 +1,7 @@
 """Reads what draftscope exported with the data classes of a trainer, and
-compares it with a dataset's states: trainers.py TRAINER FOLDER NATIVE [STATES],
-where NATIVE is a vllm export of the run that FOLDER holds."""
+compares it with a dataset's states: trainers.py TRAINER FOLDER NATIVE [MODEL],
+where NATIVE is a vllm export of the run that FOLDER holds, and MODEL the
+target's folder, whose final norm EAGLE3's samples need."""
 
 import json
 import pathlib
@@ -29,6 +30,28 @@ if trainer == "speculators":
         equal += 1
     batch = CollateFn(1024, h.shape[2], h.shape[1] - 1, dtype)(samples)
     assert batch["error_records"] == 0 and int((batch["document_ids"] >= 0).sum()) == sum(len(s["input_ids"]) for s in samples)
+elif trainer == "specforge-eagle3":
+    import transformers
+    from specforge.algorithms.eagle3.data import build_offline_reader, normalize_offline_sample
+    from specforge.runtime.data_plane.feature_store import load_feature_file
+
+    norm = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[4], dtype=torch.float32).model.norm
+    reader = build_offline_reader(str(folder), run_id="r", ttt_length=7, max_len=4096)
+    reader.validate_files = True
+    worst = 0.0
+    for ref in reader.read():
+        s = normalize_offline_sample(load_feature_file(ref.feature_store_uri.removeprefix("file://")), 4096)
+        h = want.pop(tuple(s["input_ids"][0].tolist()))
+        assert torch.equal(s["hidden_state"][0], h[:, :-1].flatten(1)) and ref.num_tokens == h.shape[0]
+        # The norm is another implementation's: in f32 its last bits may differ, in bf16 one rounding.
+        got, normed = s["target"][0], norm(h[:, -1].float()).detach()
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.float(), normed, rtol=1e-5 if dtype == torch.float32 else 2**-8, atol=1e-6)
+        worst = max(worst, float(((got.float() - normed).abs() / normed.abs().clamp_min(1e-6)).max()))
+        mask = s["loss_mask"][0].tolist()
+        assert len(mask) == h.shape[0] and set(mask) == {0, 1} and mask[-1] == 0
+        equal += 1
+    print(f"the final norm: largest relative difference {worst:.3g}")
 else:
     # As SpecForge's trainer does, through its own reader and normaliser.
     from specforge.algorithms.common.dflash_family_data import build_offline_reader, normalize_offline_sample

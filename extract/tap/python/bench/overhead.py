@@ -291,8 +291,9 @@ def main() -> int:
         num_attention_heads=a.heads, num_key_value_heads=a.kv, head_dim=128, max_position_embeddings=8192,
     )
     torch.set_default_dtype(torch.bfloat16)
+    build: Any = transformers.Qwen3ForCausalLM  # which has types in some versions only
     with torch.device(a.device):
-        model: Any = transformers.Qwen3ForCausalLM(config)
+        model: Any = build(config)
     model.eval().requires_grad_(False)
     torch.set_default_dtype(torch.float32)
     n = a.layers

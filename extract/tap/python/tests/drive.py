@@ -4,6 +4,8 @@ prints, as one JSON object, what it served.
 usage: drive.py MODE --model DIR --socket PATH --sequences FILE [options]
 
 generate  the prompts in padded batches
+prefix    the prompts one by one behind the first one, which a cache has that
+          they share
 load      one thread a prompt, all at once; some of them are given up midway
 forever   batches until the process is killed; a line on stdout for each
 """
@@ -11,6 +13,7 @@ forever   batches until the process is killed; a line on stdout for each
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import json
 import logging
@@ -109,6 +112,23 @@ def generate(model: Any, tap: Any, seqs: list[dict[str, Any]], new: int, **more:
     return served
 
 
+def prefixed(model: Any, tap: Any, seqs: list[dict[str, Any]], new: int) -> list[dict[str, Any]]:
+    """The first prompt is a request of its own, outside of generate; the
+    others begin with it and get a copy of its cache."""
+    first, *rest = seqs
+    prefix = first["input_ids"][: first["prompt_len"]]
+    cache = transformers.DynamicCache()
+    with torch.inference_mode(), tap.request(ids=[first["id"]]):
+        model.model(torch.tensor([prefix], device=model.device), past_key_values=cache, use_cache=True)
+    # It was all fed: there is no last token without a row.
+    served = [{"id": first["id"], "prompt_len": len(prefix), "input_ids": prefix + [0]}]
+    for s in rest:
+        prompt = prefix + s["input_ids"][: s["prompt_len"]]
+        whole = {"id": s["id"], "prompt_len": len(prompt), "input_ids": prompt}
+        served += generate(model, tap, [whole], new, past_key_values=copy.deepcopy(cache))
+    return served
+
+
 def load(model: Any, tap: Any, seqs: list[dict[str, Any]], seed: int) -> tuple[list[dict[str, Any]], list[str]]:
     """Every prompt in a thread of its own; a quarter are given up."""
     rng = random.Random(seed)
@@ -146,7 +166,7 @@ def ring_mapped() -> bool:
 
 def main() -> int:
     p = argparse.ArgumentParser()
-    p.add_argument("mode", choices=["generate", "load", "forever"])
+    p.add_argument("mode", choices=["generate", "prefix", "load", "forever"])
     p.add_argument("--model", required=True)
     p.add_argument("--socket", required=True)
     p.add_argument("--sequences", required=True)
@@ -176,6 +196,8 @@ def main() -> int:
     start = time.monotonic()
     if a.mode == "generate":
         result["served"] = [s for lo in range(0, len(seqs), a.batch) for s in generate(model, tap, seqs[lo : lo + a.batch], a.new)]
+    elif a.mode == "prefix":
+        result["served"] = prefixed(model, tap, seqs, a.new)
     elif a.mode == "load":
         result["served"], result["given_up"] = load(model, tap, seqs, a.seed)
     else:

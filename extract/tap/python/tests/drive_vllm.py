@@ -46,19 +46,24 @@ def lie() -> None:
 
 
 async def serve(engine: Any, s: dict[str, Any], new: int, patience: int | None, extra: dict[str, Any]) -> dict[str, Any] | None:
-    """One request; given up after so many tokens, where patience says so."""
-    params = SamplingParams(temperature=0, max_tokens=new, detokenize=False, stop_token_ids=[2], extra_args={"draftscope_id": s["id"], **extra})
+    """One request; given up after so many tokens, where patience says so. A
+    sequence's own stop strings are the request's."""
+    stops = s.get("stop")
+    params = SamplingParams(
+        temperature=0, max_tokens=new, detokenize=stops is not None, stop=stops, stop_token_ids=[2], extra_args={"draftscope_id": s["id"], **extra}
+    )
     prompt = s["input_ids"][: s["prompt_len"]]
     made: list[int] = []
+    reason = None
     stream = engine.generate({"prompt_token_ids": prompt}, params, s["id"])
     try:
         async for out in stream:
-            made = list(out.outputs[0].token_ids)
+            made, reason = list(out.outputs[0].token_ids), out.outputs[0].stop_reason
             if patience is not None and len(made) >= patience and not out.finished:
                 return None
     finally:
         await stream.aclose()
-    return {"id": s["id"], "prompt_len": len(prompt), "input_ids": prompt + made}
+    return {"id": s["id"], "prompt_len": len(prompt), "input_ids": prompt + made, "stop_reason": reason}
 
 
 async def main(a: argparse.Namespace) -> None:
@@ -75,7 +80,7 @@ async def main(a: argparse.Namespace) -> None:
     else:
         os.environ["DRAFTSCOPE_TAP_SOCKET"] = a.socket
         os.environ["DRAFTSCOPE_TAP_OPTIONS"] = json.dumps(options)
-    args = {"model": a.model, "dtype": a.dtype, "skip_tokenizer_init": True, "max_model_len": 1024, "max_num_seqs": 16, "enforce_eager": True, **more}
+    args = {"model": a.model, "dtype": a.dtype, "skip_tokenizer_init": not any("stop" in s for s in seqs), "max_model_len": 1024, "max_num_seqs": 16, "enforce_eager": True, **more}
     config = AsyncEngineArgs(**args).create_engine_config()
     # vLLM's processes import it once each when they are spawned, as they are
     # by default on a CPU: half a minute of computing for each of two.
@@ -110,7 +115,7 @@ if __name__ == "__main__":
     p.add_argument("--abort", type=float, default=0.0, help="the share of requests that are given up")
     p.add_argument("--dtype", default="float32")
     p.add_argument("--connector", action="store_true", help="the KV connector instead of the plugin by itself")
-    p.add_argument("--prefix-cache", default="refuse")
+    p.add_argument("--prefix-cache", default="complete")
     p.add_argument("--ring-bytes", type=int, default=256 << 20)
     p.add_argument("--engine", default="{}", help="JSON of more engine arguments")
     p.add_argument("--seed", type=int, default=1)

@@ -99,6 +99,19 @@ def test_the_last_drafts_are_those_of_the_ids_at_the_end(ids: list[int], sent: l
         assert daemon.read("finish") | {"type": 0} == {"type": 0, "r": "a", "reason": "length", "rows": 2 + len(sent), "ids": ids}
 
 
+def test_rows_behind_a_stop_string_are_taken_back_at_the_end() -> None:
+    with tapped() as (daemon, steps):
+        for r in "ab":
+            steps.begin(r, [3])
+            steps.step([Fed(r, 0, 0, [3, 4, 5])], states(3, 4, 5))
+        steps.step([Fed("b", 0, 3, [6, 7], drafts=1)], states(6, 7))
+        steps.end([End("a", "stop", [3, 4], cut=True), End("b", "stop", [3, 4, 5, 6], cut=True)])
+        daemon.read("begin"), entries(daemon), daemon.read("begin"), entries(daemon)
+        assert entries(daemon) == [("b", 3, [6], 0)]
+        assert daemon.read("finish") | {"type": 0} == {"type": 0, "r": "a", "reason": "stop", "rows": 2, "taken": 1, "ids": [3, 4]}
+        assert daemon.read("finish") | {"type": 0} == {"type": 0, "r": "b", "reason": "stop", "rows": 4, "ids": [3, 4, 5, 6]}
+
+
 def test_a_request_that_was_preempted_takes_its_rows_back_and_goes_on() -> None:
     with tapped() as (daemon, steps):
         steps.begin("a", [3, 4])

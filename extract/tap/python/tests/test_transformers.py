@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import gc
 from typing import Any, Sequence
@@ -47,6 +49,8 @@ class Recorder:
 
     def begin(self, prompt: Sequence[int], *, id: str | None = None, **meta: Any) -> Kept:
         r = Kept(id or f"r{len(self.requests)}", list(prompt), meta, self.session, len(self.requests))
+        r.ids = list(prompt[: meta["cached"]])  # as the daemon has them of another request
+        r.rows = [torch.full((len(STATES), 16), torch.nan)] * len(r.ids)
         self.requests.append(r)
         return r
 
@@ -120,7 +124,8 @@ def whole(tap: Any, kept: Kept) -> None:
     ids = kept.end[1]
     assert ids is not None and len(kept.ids) in (len(ids), len(ids) - 1) and kept.ids == ids[: len(kept.ids)]
     assert ids[: len(kept.prompt)] == kept.prompt
-    torch.testing.assert_close(torch.stack(kept.rows), truth(tap.model, kept.ids), rtol=1e-4, atol=1e-5)
+    cached = kept.meta["cached"]
+    torch.testing.assert_close(torch.stack(kept.rows)[cached:], truth(tap.model, kept.ids)[cached:], rtol=1e-4, atol=1e-5)
 
 
 PROMPTS = [[5, 6, 8], [9], [11, 12, 13, 14, 15, 16]]
@@ -177,6 +182,52 @@ def test_drafts_that_assisted_decoding_rejects_are_taken_back(tap: Any) -> None:
     (r,) = requests(tap)
     assert out[0, : len(r.ids)].tolist() == r.ids
     whole(tap, r)
+
+
+def filled(tap: Any, ids: list[int], rows: int = 1) -> Any:
+    """A cache that the model has filled, outside of generate."""
+    cache = transformers.DynamicCache()
+    with torch.inference_mode():
+        tap.model(torch.tensor([ids] * rows), past_key_values=cache, use_cache=True)
+    return cache
+
+
+def test_a_cache_that_was_filled_before_is_a_cached_prefix(tap: Any) -> None:
+    prefix = [21, 22, 23, 24]
+    cache = filled(tap, prefix)
+    again = copy.deepcopy(cache)
+    again.batch_repeat_interleave(3)
+    ids = torch.tensor([prefix + [5, 6], prefix + [8, 9], prefix + [11, 12]])
+    with torch.inference_mode():
+        tap.model.generate(ids[:1], past_key_values=cache, max_new_tokens=5, do_sample=False)
+        tap.model.generate(ids, past_key_values=again, max_new_tokens=5, do_sample=False)
+    first, *made = requests(tap)
+    assert first.prompt == prefix and first.meta["cached"] == 0
+    assert [r.prompt for r in made] == [prefix + [5, 6], *ids.tolist()]
+    for r in made:
+        assert r.meta["cached"] == 4
+        whole(tap, r)
+
+
+def test_a_conversation_goes_on_in_its_cache(tap: Any) -> None:
+    cache = transformers.DynamicCache()
+    ids = torch.tensor([[5, 6, 8]])
+    with torch.inference_mode():
+        for turn in range(3):
+            mask = torch.ones_like(ids)  # or it would be told from the ids, of which one may be the padding's
+            ids = tap.model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+            ids = torch.cat([ids, torch.tensor([[30 + turn]])], 1)
+    assert [r.meta["cached"] for r in requests(tap)] == [0, 6, 11]
+    for r in requests(tap):
+        whole(tap, r)
+
+
+def test_a_cache_of_other_tokens_is_not_captured(tap: Any, caplog: pytest.LogCaptureFixture) -> None:
+    cache = filled(tap, [21, 22, 23, 24])
+    with torch.inference_mode(), contextlib.suppress(Exception):  # whatever generate does with it
+        tap.model.generate(torch.tensor([[5, 6]]), attention_mask=torch.ones(1, 6, dtype=torch.long), past_key_values=cache, max_new_tokens=5, do_sample=False)
+    assert [r.prompt for r in requests(tap)] == [[21, 22, 23, 24]]
+    assert "a cache that was filled before" in caplog.text
 
 
 def test_a_decode_loop_of_ones_own_is_a_request_as_long_as_its_cache_lives(tap: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from draftscope_tap import vllm_stops
 from draftscope_tap.vllm import Options, meta_of, options_of
 
 
@@ -31,10 +32,20 @@ def test_options_come_from_our_connector_or_else_from_the_environment(monkeypatc
 
 
 def test_a_wrong_option_is_an_error() -> None:
-    with pytest.raises(ValueError, match="refuse or recompute"):
-        Options(socket="/a", prefix_cache="complete")
+    with pytest.raises(ValueError, match="complete or recompute"):
+        Options(socket="/a", prefix_cache="refuse")
     with pytest.raises(TypeError):
         options_of(config("TapConnector", socket="/a", sates=[1]))
+
+
+def test_an_abort_says_which_requests_a_stop_string_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_stops, "_stopped", {"a": 7, "b:c": 0})
+    ids = ["x", "a", "b:c"]
+    sent = vllm_stops.marked(ids, True)
+    assert vllm_stops.unmarked(sent) == (ids, {"a": 7, "b:c": 0}) and len(sent) == 5
+    assert vllm_stops.marked(ids, True) == ids  # each is said once
+    monkeypatch.setattr(vllm_stops, "_stopped", {"a": 7})
+    assert vllm_stops.marked(ids, False) == ids and not vllm_stops._stopped
 
 
 def test_what_a_client_says_of_its_vllm_request() -> None:

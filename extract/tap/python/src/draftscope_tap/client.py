@@ -450,20 +450,25 @@ class Client:
         if gone:
             log.warning("the daemon is slow: %d requests were shed (%s)", gone, reason)
 
-    def finish(self, request: Request | None, ids: Sequence[int], reason: str) -> None:
+    def finish(self, request: Request | None, ids: Sequence[int], reason: str, *, cut: bool = False) -> None:
         """The request is over; ids are its whole sequence, as the front end
-        has it."""
-        self._end("finish", request, reason, list(ids))
+        has it. With cut, rows behind them are taken back."""
+        if request is not None and cut and request.rows > len(ids):
+            self._end("finish", request, reason, list(ids), taken=request.rows - len(ids))
+        else:
+            self._end("finish", request, reason, list(ids))
 
     def abort(self, request: Request | None, reason: str) -> None:
         self._end("abort", request, reason, None)
 
-    def _end(self, kind: str, request: Request | None, reason: str, ids: list[int] | None) -> None:
+    def _end(self, kind: str, request: Request | None, reason: str, ids: list[int] | None, taken: int = 0) -> None:
         with self._lock:
             if request is None or request.state not in ("open", "dropped") or not request.session.alive:
                 return
             session = request.session
-            message: dict[str, Any] = {"type": kind, "r": request.id, "reason": reason, "rows": request.rows}
+            message: dict[str, Any] = {"type": kind, "r": request.id, "reason": reason, "rows": request.rows - taken}
+            if taken > 0:
+                message["taken"] = taken
             if ids is not None:
                 message["ids"] = ids
             session.put(message)

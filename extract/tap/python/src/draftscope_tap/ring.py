@@ -8,7 +8,7 @@ import logging
 import mmap
 import os
 import struct
-from typing import Iterable, Sequence
+from typing import Any, Iterable, Sequence
 
 import torch
 
@@ -45,7 +45,7 @@ class Ring:
         self._rows = flat.view(self.slots, states, hidden)
         self.head = 0  # slots filled, ever
         self._pinned = 0  # the address that is page-locked
-        self._copied: torch.cuda.Event | None = None
+        self._copied: Any = None  # an event, on a GPU
         if device is not None and device.type == "cuda":
             self._pin(device, total)
 

@@ -40,11 +40,13 @@ class Fed:
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How a request ended. ids are None when it was given up."""
+    """How a request ended. ids are None when it was given up. cut says that
+    the engine may have run on behind them: rows of that are taken back."""
 
     id: str
     reason: str
     ids: list[int] | None
+    cut: bool = False
 
 
 @dataclasses.dataclass
@@ -165,7 +167,7 @@ class Steps:
             if e.ids is None:
                 self.client.abort(request, e.reason)
             else:
-                self.client.finish(request, e.ids, e.reason)
+                self.client.finish(request, e.ids, e.reason, cut=e.cut)
 
     def close(self, timeout: float = 60.0) -> Mapping[str, int] | None:
         self._open.clear()

@@ -8,7 +8,8 @@ tap, so that the engine's own thread launches copies and waits for nothing.
 Rows of padding are left out, and positions count a request's own tokens. A
 call of `generate` is as many requests as its batch has rows; a forward pass
 outside of one is the prefill of requests that go on for as long as its cache
-lives.
+lives. Of a call of `generate` with a cache that was filled before, the daemon
+is told how many rows the cache has.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from .staging import Stage, Staging, cuda
 
 log = logging.getLogger("draftscope_tap")
 
+_UNKNOWN = "a cache that was filled before with tokens that are not known"
 _MANY = 1024  # rows of a pass whose copies are worth some thought
 
 
@@ -61,6 +63,7 @@ class _Batch:
         self.session: Any = None  # the connection that its requests belong to
         self.size = 0
         self.width = 0  # of the prompts, padded; 0: of the first pass
+        self.inputs: torch.Tensor | None = None  # the prompts, as generate got them
         self.broken: str | None = None
         self.live = True  # whether any of its rows may still be wanted
         # The sender's:
@@ -86,6 +89,7 @@ class _Pass:
     states: int
     stage: Stage | None
     views: list[torch.Tensor] | None  # of the stage, or clones that the hooks put there
+    inputs: torch.Tensor | None = None  # the prompts, where a cache had some of them before
     kept: int = 0
     ready: torch.cuda.Event | None = None
 
@@ -217,7 +221,8 @@ class Tap:
         temperature = option("temperature")
         batch = _Batch(self._meta(), 0.0 if greedy else float(1.0 if temperature is None else temperature), eos, pad, True)
         inputs = next((x for x in (*args[:1], kwargs.get("inputs"), kwargs.get("input_ids")) if isinstance(x, torch.Tensor)), None)
-        batch.width = inputs.shape[1] if inputs is not None and inputs.dim() == 2 else 0
+        if inputs is not None and inputs.dim() == 2:
+            batch.width, batch.inputs = inputs.shape[1], inputs
         if (option("num_beams") or 1) > 1:
             batch.broken = "beam search"
             log.warning("beam search is not captured")
@@ -323,12 +328,12 @@ class Tap:
                 return None  # its beginning was not seen
             batch = _Batch(self._meta(), 0.0, (), None, False)
         if first:
-            if past > 0:
-                self._broken(batch, "a cache that was filled before")
-                return None
             # With an assistant, drafts come behind the prompts at once.
             batch.width = batch.width or time
-            if time < batch.width:
+            if past > 0 and (batch.inputs is None or past >= batch.width or size % batch.inputs.shape[0] != 0):
+                self._broken(batch, _UNKNOWN)
+                return None
+            if past + time < batch.width:
                 self._broken(batch, "a prompt that is prefilled in chunks")
                 return None
             batch.session, batch.size = session, size
@@ -345,9 +350,12 @@ class Tap:
         """Copies what the pass is fed, and finds room for what comes of it."""
         size, time = ids.shape
         stage = None
+        inputs = batch.inputs if first and past > 0 else None
+        batch.inputs = None
         if self._staging is None:
             ids = ids.detach().clone()
             mask = mask.detach().clone() if mask is not None else None
+            inputs = inputs.detach().clone() if inputs is not None else None
         else:
             if batch.live:
                 stage = self._staging.take(size * time, states, self._hidden, self._dtype)
@@ -355,10 +363,11 @@ class Tap:
                 mask = mask.to(torch.bool)
             ids = ids.to("cpu", non_blocking=True, copy=True)
             mask = mask.to("cpu", non_blocking=True, copy=True) if mask is not None else None
+            inputs = inputs.to("cpu", non_blocking=True, copy=True) if inputs is not None else None
         views = stage.views(size, time) if stage is not None else None
         if self._staging is None and batch.live:
             views = [ids] * states  # the hooks put clones there
-        return _Pass(batch, ids, mask, past, first, size, time, states, stage, views)
+        return _Pass(batch, ids, mask, past, first, size, time, states, stage, views, inputs)
 
     def _broken(self, batch: _Batch | None, reason: str) -> None:
         """Gives the batch up: what comes cannot be told apart."""
@@ -448,16 +457,18 @@ class Tap:
                 assert self._staging is not None
                 self._staging.give(now.stage)
 
-    def _begin(self, batch: _Batch, fed: list[list[int]], real: list[list[bool]] | None) -> None:
+    def _begin(self, batch: _Batch, prompts: list[list[int]], real: list[list[bool]] | None, past: int) -> None:
+        """The requests of a batch; a cache has the first `past` columns."""
         batch.real = [row[: batch.width] for row in real] if real is not None else None
-        for row, ids in enumerate(fed):
-            prompt = ids[: batch.width]
+        for row, ids in enumerate(prompts):
+            prompt, cached = ids[: batch.width], past
             if batch.real is not None:
                 prompt = [t for t, is_real in zip(prompt, batch.real[row]) if is_real]
+                cached = sum(batch.real[row][:past])
             batch.prompts.append(prompt)
-            batch.fed.append([])
+            batch.fed.append(prompt[:cached])
             batch.over.append(False)
-            batch.requests.append(self.client.begin(prompt, temperature=batch.temperature, **batch.meta.of(row)))
+            batch.requests.append(self.client.begin(prompt, cached=cached, temperature=batch.temperature, **batch.meta.of(row)))
 
     def _rows(self, now: _Pass) -> list[Rows]:
         """What the rows of a pass are."""
@@ -469,7 +480,13 @@ class Tap:
             if not bool(mask.all()):
                 real, before = mask[:, now.past :].tolist(), mask[:, : now.past].sum(1).tolist()
         if now.first:
-            self._begin(batch, fed, real)
+            prompts = fed
+            if now.inputs is not None:
+                prompts = now.inputs.repeat_interleave(now.size // now.inputs.shape[0], 0).tolist()
+                if any(p[now.past :] != ids[: batch.width - now.past] for p, ids in zip(prompts, fed)):
+                    self._broken(batch, _UNKNOWN)
+                    return []
+            self._begin(batch, prompts, mask.tolist() if real is not None else None, now.past)
         rows: list[Rows] = []
         wants = self.client.wants
         stoppable = batch.generates and batch.size > 1

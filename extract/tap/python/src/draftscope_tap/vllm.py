@@ -35,6 +35,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 import torch
 
+from . import vllm_stops
 from .client import DTYPES, Client, Refused
 from .staging import Staging, cuda
 from .steps import End, Fed, Steps
@@ -54,15 +55,15 @@ class Options:
 
     states are those that the model gives; without them, those that the
     daemon asks for while the model is loaded. prefix_cache says what becomes
-    of a request whose prefix vLLM has cached: "refuse" serves it as ever, and
-    the daemon records that its rows are incomplete; "recompute" keeps it from
-    reading the cache, so that all its rows are there, at the cost of
-    computing them.
+    of a request whose prefix vLLM has cached: "complete" serves it as ever,
+    and the daemon completes it with the rows of another, or records that it
+    is incomplete; "recompute" keeps it from reading the cache, so that all its
+    rows are there, at the cost of computing them.
     """
 
     socket: str
     states: tuple[int, ...] = ()
-    prefix_cache: str = "refuse"
+    prefix_cache: str = "complete"
     label: str | None = None
     ring_bytes: int = 256 << 20
     staging_bytes: int = 1 << 30  # of the GPU's memory, for states on their way
@@ -70,8 +71,8 @@ class Options:
     wait: float = 30.0
 
     def __post_init__(self) -> None:
-        if self.prefix_cache not in ("refuse", "recompute"):
-            raise ValueError(f"prefix_cache is {self.prefix_cache!r}; it is refuse or recompute")
+        if self.prefix_cache not in ("complete", "recompute"):
+            raise ValueError(f"prefix_cache is {self.prefix_cache!r}; it is complete or recompute")
 
 
 def options_of(config: Any) -> Options | None:
@@ -109,6 +110,7 @@ def register() -> None:
 
     if not hasattr(WorkerWrapperBase.init_device, "draftscope_tap"):
         WorkerWrapperBase.init_device = _wrapped(WorkerWrapperBase.init_device, _after_init_device)
+    vllm_stops.patch(lambda config: options_of(config) is not None)
     if SOCKET in os.environ:
         _patch_scheduler()
 
@@ -154,11 +156,13 @@ def _shutdown(shutdown: Callable[[], None]) -> None:
 
 
 def end_of(request: Any) -> End:
-    """How a vLLM request ended. A stop string is seen by the front end only,
-    which then aborts the request, so that it is an abort here."""
+    """How a vLLM request ended. What the scheduler made behind a stop string,
+    before it heard of it, is no part of the sequence."""
     from vllm.v1.request import RequestStatus
 
     ids = [int(t) for t in request.all_token_ids]
+    if request.status == RequestStatus.FINISHED_ABORTED and (n := vllm_stops.cut(request)) is not None:
+        return End(request.request_id, "stop", ids[:n], cut=True)
     match request.status:
         case RequestStatus.FINISHED_STOPPED:
             return End(request.request_id, "stop", ids)
