@@ -131,7 +131,7 @@ func (s *study) probeTraining(ctx context.Context, r *Report, runs []engineRun) 
 		f.Verdict = RuledOut
 		f.Sentence = fmt.Sprintf("It hits as much as %s does.", nameOf(s.Reference))
 		if curve.run != "" {
-			f.Sentence = "It was trained to the end of its run: " + curve.words + "."
+			f.Sentence = capital(curve.words) + "."
 		}
 	default:
 		f.Verdict = CannotTell

@@ -727,14 +727,21 @@ func TestADrafterThatHitsByChanceRaisesNoAlarm(t *testing.T) {
 	}
 }
 
-// TestHeldOutThingsArePrinted prints what is said of all of them: the tables
-// of docs/diagnose.md. DRAFTSCOPE_HELD_OUT is "all" or the families of variants
-// to try, with commas. It takes tens of minutes.
-func TestHeldOutThingsArePrinted(t *testing.T) {
+// heldOutStudio skips the test unless DRAFTSCOPE_HELD_OUT asks for it: it is
+// "all" or the families of variants to try, with commas. It takes tens of
+// minutes.
+func heldOutStudio(t *testing.T) *studio {
+	t.Helper()
 	if os.Getenv("DRAFTSCOPE_HELD_OUT") == "" {
 		t.Skip("DRAFTSCOPE_HELD_OUT is not set")
 	}
-	s := newStudio(t)
+	return newStudio(t)
+}
+
+// TestHeldOutHealthyThingsArePrinted prints what is said of all of them: the
+// tables of docs/diagnose.md.
+func TestHeldOutHealthyThingsArePrinted(t *testing.T) {
+	s := heldOutStudio(t)
 	for _, h := range healthyDrafters {
 		t.Run(h.name, func(t *testing.T) {
 			r := h.examined(t, s)
@@ -748,6 +755,12 @@ func TestHeldOutThingsArePrinted(t *testing.T) {
 			t.Logf("HEALTHY %s (%s): %s; %s; %s", h.name, h.from, said, find(t, r, keyShift).Measure, find(t, r, keySource).Measure)
 		})
 	}
+}
+
+// TestHeldOutFaultsArePrinted does so of the faults: none may be given another
+// name.
+func TestHeldOutFaultsArePrinted(t *testing.T) {
+	s := heldOutStudio(t)
 	for _, h := range faultyDrafters {
 		t.Run(h.name, func(t *testing.T) {
 			r := heldOut{h.name, h.from, h.make}.examined(t, s)

@@ -2,9 +2,12 @@ package diagnose
 
 import "fmt"
 
-// learntSource is how many times as often as the target's answers a drafter
-// must hit another source's to have learnt these.
-const learntSource = 2
+// How many times as often as the target's answers a drafter must hit another
+// source's to have learnt these, and how often beside its hits in general.
+const (
+	learntSource = 3
+	asElsewhere  = 0.75
+)
 
 // labelSource is a wrong way to make labels: the head on another state than
 // the final one.
@@ -56,7 +59,7 @@ func (s *study) probeSource(r *Report, declared []measured) error {
 	// drafter that learnt little hits the easy one more. One that learnt it hits
 	// it much more, and there about as often as elsewhere.
 	case top.p < level(tried) && top.gain.Low > 0 && top.b > learntSource*top.a &&
-		learntSource*top.b > rateOf(s.hits(declared, s.shift)).Value && s.skilled(declared, s.shift):
+		top.b > asElsewhere*rateOf(s.hits(declared, s.shift)).Value && s.skilled(declared, s.shift):
 		f.Verdict = Confirmed
 		f.Sentence = fmt.Sprintf("The drafter learnt the answers of %s, not the target's own: the labels must come from state %d through the final norm.", best.words, s.Host.Layers)
 	case top.gain.High < 0:
