@@ -187,7 +187,7 @@ func (s *study) tried(v variant, declared, ms []measured) trial {
 	_, chance := s.byChance(ms, s.shift)
 	return trial{
 		variant: v, paired: compare(closeness(declared), closeness(ms)),
-		hits: compare(s.hits(declared, s.shift), s.hits(ms, s.shift)), skilled: s.skilled(ms, s.shift) && !s.lags(ms), chance: chance,
+		hits: compare(s.hits(declared, s.shift), s.hits(ms, s.shift)), skilled: s.skilled(ms, s.shift) && !s.lags(v, ms), chance: chance,
 	}
 }
 

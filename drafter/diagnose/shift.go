@@ -101,12 +101,12 @@ func (s *study) peaks(ms []measured, shift int) bool {
 // are: labels that were shifted back do that under any graph, so that one which
 // leaves it so has not put right what is wrong. One that repeats the anchor
 // hits more of the labels that count when the anchor is hidden from it, or when
-// other anchors are shown: what puts it right must do more than that.
-func (s *study) lags(ms []measured) bool {
+// other anchors are shown: such a variant must do more than that.
+func (s *study) lags(v variant, ms []measured) bool {
 	switch {
 	case s.lag == 0:
 		return false
-	case s.lagHits > 0:
+	case s.lagHits > 0 && (v.key == "slot-0" || v.key == "across-blocks"):
 		return rateOf(s.hits(ms, 0)).Value < putRight*s.lagHits
 	}
 	own, other := s.shiftPair(ms, 0, s.lag)
