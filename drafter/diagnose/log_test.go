@@ -81,6 +81,7 @@ func TestALogWithLossesBySlotGivesItsObjectiveExactly(t *testing.T) {
 		planted = append(planted, objective{terms, gamma, norm})
 	}
 	for _, norm := range []drafter.Normaliser{drafter.ByWeight, drafter.ByCount} {
+		mixture(4.4, norm, term{drafter.CE, 1, false}) // and not 4
 		mixture(6.3, norm, term{drafter.CE, 1, false})
 		mixture(7, norm, term{drafter.CE, 0.55, false}, term{drafter.NLA, 0.45, false})
 		mixture(10, norm, term{drafter.CE, 0.5, false}, term{warmKL, 0.5, true})

@@ -199,21 +199,25 @@ func (s *study) probeRollback(ctx context.Context, r *Report, odd []deviation) e
 	case len(odd) == 0:
 		f.Verdict, f.Sentence = RuledOut, "The recorded states behind refused drafts are those of the text alone."
 		f.Measure = fmt.Sprintf("no state departs behind any of %d rounds that refused drafts", rounds)
-		return nil
+		f.Effect = &Interval{}
+		return s.rollbackControl(ctx, &f)
+	}
+	if err := s.rollbackControl(ctx, &f); err != nil {
+		return err
 	}
 	f.Verdict, f.Needs, f.Sentence = CannotTell, "states that depart from recomputed ones at a round's end", "States depart from recomputed ones, and not where drafts were refused."
-	at, chance := 0, 1.0
+	here, chance := make([]count, len(s.seqs)), 1.0
 	var replayed bool
 	for _, d := range odd {
 		q := s.seqs[d.seq]
 		js := q.rejections()
 		i := slices.IndexFunc(js, func(j rejection) bool { return j.next == d.from })
 		chance *= float64(len(js)) / float64(max(len(q.ids)-q.PromptLen, 1))
+		here[d.seq].add(i >= 0)
 		if i < 0 {
 			continue
 		}
-		at++
-		if replayed || at > packedMost || len(js[i].refused) == 0 {
+		if replayed || total(here).hits > packedMost || len(js[i].refused) == 0 {
 			continue
 		}
 		if err := s.replayRefused(ctx, &f, d, js[i]); err != nil {
@@ -221,14 +225,37 @@ func (s *study) probeRollback(ctx context.Context, r *Report, odd []deviation) e
 		}
 		replayed = f.Verdict == Confirmed
 	}
-	f.Measure += fmt.Sprintf("%d of %d sequences that depart from recomputed states do so at the first row behind a round that refused drafts", at, len(odd))
-	if at == len(odd) && chance < rarely && !replayed {
+	share := rateOf(here)
+	f.Effect = &share
+	f.Measure += fmt.Sprintf("%.0f of %d sequences that depart from recomputed states do so at the first row behind a round that refused drafts", total(here).hits, len(odd))
+	if share.Value == 1 && chance < rarely && !replayed {
 		f.Verdict, f.Needs = Supported, ""
 		f.Measure += fmt.Sprintf(" (by chance %.1g)", chance)
 		f.Sentence = fmt.Sprintf("In every sequence that departs, states are right up to a round that refused drafts and wrong behind it (%s, row %d): what was refused is still in the cache, or in a recurrent state.", s.seqs[odd[0].seq].ID, odd[0].from)
 	}
 	if f.Verdict != CannotTell {
 		r.explain(f.Key, "packing", "target-noise", "tap-noise")
+	}
+	return nil
+}
+
+// rollbackControl says by how much refused drafts that are left in move the
+// rows behind them.
+func (s *study) rollbackControl(ctx context.Context, f *Finding) error {
+	for _, q := range s.seqs {
+		for _, j := range q.rejections() {
+			if len(j.refused) == 0 || q.clean == nil || j.next >= len(q.ids) {
+				continue
+			}
+			states, err := s.after(ctx, slices.Concat(q.ids[:j.next], j.refused), q.ids[j.next:])
+			if err != nil || states == nil {
+				return err
+			}
+			own := *q
+			own.States = map[int][]float32{s.Host.Layers: q.clean[s.Host.Layers]}
+			f.Control = fmt.Sprintf("left in, the %d drafts refused before row %d of %s move its final states by %.2g", len(j.refused), j.next, q.ID, s.deviationWithin(&own, j.next, len(q.ids), states, 0))
+			return nil
+		}
 	}
 	return nil
 }

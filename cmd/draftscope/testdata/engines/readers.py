@@ -19,10 +19,11 @@ if format == "speculators":
     import datasets
 
     side = datasets.load_from_disk(str(folder))
+    assert side.format["type"] == "torch"
     for i, row in enumerate(side):
         got = load_file(folder / f"hidden_states/hs_{i}.safetensors")
-        assert row["input_ids"] == got["token_ids"].tolist() and row["seq_len"] == len(row["loss_mask"]) and set(row["loss_mask"]) == {0, 1}
-        assert torch.equal(got["hidden_states"], want.pop(tuple(row["input_ids"])))
+        assert torch.equal(row["input_ids"], got["token_ids"]) and row["seq_len"] == len(row["loss_mask"]) and set(row["loss_mask"].tolist()) == {0, 1}
+        assert torch.equal(got["hidden_states"], want.pop(tuple(row["input_ids"].tolist())))
         equal += 1
 else:
     for file in sorted(folder.glob("rows_0-2000/data_*.ckpt")):

@@ -230,24 +230,26 @@ class Target:
         return ids, ends
 
 
-def read_prompts(path, most):
+def read_prompts(path, most, seed):
+    """Some prompts: the first, or with a seed others."""
     data = open(path, "rb").read()
     words = struct.unpack(f"<{len(data) // 2}H", data)
     at, ids, lengths = 0, [], []
-    while at < len(words) and len(ids) < most:
+    while at < len(words):
         n = words[at]
         ids.append(list(words[at + 1 : at + 1 + n]) + [0] * (T - n))
         lengths.append(n)
         at += 1 + n
-    return torch.tensor(ids), torch.tensor(lengths)
+    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed)) if seed else torch.arange(len(ids))
+    return torch.tensor(ids)[order[:most]], torch.tensor(lengths)[order[:most]]
 
 
 class Group:
     """Variants of one shape as one model."""
 
-    def __init__(self, variants, shape, target, dev, seed=0, slots=0):
+    def __init__(self, variants, shape, target, dev, seed=0, slots=0, dtype=torch.bfloat16):
         self.vs, self.s, self.target, self.dev = variants, shape, target, dev
-        self.slots, self.dtype = slots, torch.bfloat16 if dev == "cuda" else torch.float32
+        self.slots, self.dtype = slots, dtype
         v, n, wide, narrow = len(variants), len(variants[0].taps), shape.heads * shape.dim, shape.kv * shape.dim
         gen = torch.Generator().manual_seed(7 + 100 * seed)
 
@@ -547,9 +549,11 @@ def main():
     p.add_argument("--sequences", type=int, default=12288), p.add_argument("--batch", type=int, default=32), p.add_argument("--anchors", type=int, default=12)
     p.add_argument("--seed", type=int, default=0), p.add_argument("--threads", type=int, default=0)
     p.add_argument("--variants", help="a JSON file of variants, each trained by itself")
+    p.add_argument("--bf16", action="store_true", help="compute in bfloat16 on a CPU too")
     p.add_argument("--slots", type=int, default=0, help="slots drawn of a block, by their weights (0: all count)")
     a = p.parse_args()
     dev = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if dev == "cuda" or a.bf16 else torch.float32
     if a.threads:
         torch.set_num_threads(a.threads)
     torch.manual_seed(3 + 100 * a.seed)
@@ -566,7 +570,7 @@ def main():
     target = Target(a.target, dev)
     text = a.out + "/text.safetensors"
     if not os.path.exists(text):
-        ids, starts = read_prompts(a.prompts, a.sequences)
+        ids, starts = read_prompts(a.prompts, a.sequences, a.seed)
         ids, starts = ids.to(dev), starts.to(dev)
         ids, ends = target.generate(ids, starts, torch.arange(len(ids), device=dev) % 2 == 0)
         keep = ends - starts >= 12
@@ -600,7 +604,7 @@ def main():
                 continue
             seed = a.seed + v.seed
             torch.manual_seed(5 + 100 * seed)
-            group = Group([v], Shape(**pick(Shape)), target, dev, seed, a.slots)
+            group = Group([v], Shape(**pick(Shape)), target, dev, seed, a.slots, dtype)
             curve = train(group, data, v.steps or a.steps, a.seconds, a.batch, a.anchors, log, seed)["curve"]
             os.makedirs(path)
             folder(path, group)
@@ -611,7 +615,7 @@ def main():
         return
     report = {}
     for name, variants, shape, share in (("small", SMALL, Shape(1, 4, 2, 32, 128, 4), 0.2), ("full", FULL, Shape(2, 4, 2, 64, 576, 8), 0.8)):
-        group = Group(variants, shape, target, dev, a.seed, a.slots)
+        group = Group(variants, shape, target, dev, a.seed, a.slots, dtype)
         report[name] = train(group, data, a.steps, a.seconds * share, a.batch, a.anchors, log, a.seed)
         report[name]["variants"] = [dataclasses.asdict(x) for x in variants]
         files = 1 if name == "small" else 5
