@@ -45,6 +45,9 @@ func (s *study) runEngine(ctx context.Context, c Checkpoint, losses cuda.Losses,
 		if err := s.feed(ctx, stage, q, shift, &out[i]); err != nil {
 			return nil, fmt.Errorf("scoring %s: %w", q.ID, err)
 		}
+		if f := out[i].faults; len(f) > 0 {
+			return nil, fmt.Errorf("%w: the engine set sequence %s aside: %s %s", ErrCase, q.ID, f[0].Check, f[0].Detail)
+		}
 	}
 	return out, nil
 }
