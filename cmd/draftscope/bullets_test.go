@@ -482,6 +482,49 @@ func TestCodesOfAnotherDtypeAreOfAnotherSize(t *testing.T) {
 	}
 }
 
+// B9: 8-bit states are taken with a scale a token, whose largest error is
+// printed, and refused without.
+func TestStatesInEightBitsAreTakenWithTheirScale(t *testing.T) {
+	codes := make([]byte, 18*tinySlots*tinyHidden)
+	for i := range codes {
+		codes[i] = byte(0x20 + i*7%64)
+	}
+	states := safetensorstest.Tensor{Name: "hidden_states", DType: "F8_E4M3", Shape: []int{18, tinySlots, tinyHidden}, Data: codes}
+	ids := whole("token_ids", newTiny(18).ids)
+	for name, tt := range map[string]struct {
+		scale []float32
+		want  string
+	}{
+		"a scale a token":     {slices.Repeat([]float32{2}, 18), ""},
+		"no scale":            {nil, "F8_E4M3 without hidden_states_scale"},
+		"a scale of zero":     {append(make([]float32, 1), slices.Repeat([]float32{2}, 17)...), "hidden_states_scale[0] is 0"},
+		"a scale of a tensor": {[]float32{2}, "hidden_states_scale has shape [1]; want a scale a token, [18]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			list := []safetensorstest.Tensor{states, ids}
+			if tt.scale != nil {
+				list = append(list, safetensorstest.F32("hidden_states_scale", tt.scale, len(tt.scale)))
+			}
+			dir := t.TempDir()
+			file := writeTo(t, filepath.Join(dir, "b.safetensors"), safetensorstest.File(list...))
+			args := []string{"import", "--format", "vllm", "--states", "1,2,3,4", "--layers", "4", "--out", filepath.Join(dir, "ds"), dir}
+			if tt.want == "" {
+				mustRun(t, exitOK, "validate", file)
+				if out, _ := mustRun(t, exitOK, args...); !strings.Contains(out, "states were in 8 bits: a value differs from what was rounded by up to ") {
+					t.Error(out)
+				}
+				return
+			}
+			if got, _ := mustRun(t, exitUsage, "validate", file); !strings.Contains(got, "K8: ") || !strings.Contains(got, tt.want) {
+				t.Errorf("validate: %s", got)
+			}
+			if _, errs := mustRun(t, exitUsage, args...); !strings.Contains(errs, tt.want) {
+				t.Errorf("import: %s", errs)
+			}
+		})
+	}
+}
+
 // B11: damaged files end in bounded time, are named, and leave the others.
 func TestDamagedFilesAreNamedAndOthersRead(t *testing.T) {
 	sound := newTiny(18).request()

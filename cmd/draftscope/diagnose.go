@@ -29,8 +29,10 @@ Says why a drafter is bad, or that it is not: which hypotheses the captured data
 rule out, which they support, and how strongly. It runs the target again to
 check what was captured, scans the labels' offset, drafts with every likely
 mistake of configuration in turn (RoPE, windows, causality, heads, taps, slot 0,
-the anchor in the context), compares masks with the template, matches stored
-drafts, and reads the training log. docs/diagnose.md explains each verdict.
+the anchor in the context), compares masks and generation prompts with the
+template, looks for packed rows, states that were not rolled back and tokens that
+are not greedy, matches stored drafts, and identifies the objective of a training
+log. docs/diagnose.md explains each verdict.
 
 X and Y are a folder, NAME=DIR, or the name of a drafter that the dataset knows.
 

@@ -142,13 +142,13 @@ func (j *job) finish(sum pipeline.Summary) error {
 		all[f.SeqID], byCheck[f.Check][f.SeqID] = true, true
 	}
 	for _, check := range slices.Sorted(maps.Keys(byCheck)) {
-		j.say("set aside by check %s: %d sequences (draftscope query --dataset %s \"FROM faults\")", check, len(byCheck[check]), j.ds.Dir())
+		j.say("set aside by check %s, sequences: %d (draftscope query --dataset %s \"FROM faults\")", check, len(byCheck[check]), j.ds.Dir())
 	}
 	switch {
 	case sum.Drained:
 		return exitError{exitPartial, errors.New("stopped early, with everything so far stored; the same command goes on from here")}
 	case len(faults) > 0:
-		return exitError{exitPartial, fmt.Errorf("%d sequences were set aside, by %d faults; the rest is stored and scored", len(all), len(faults))}
+		return exitError{exitPartial, fmt.Errorf("sequences set aside: %d, by %d faults; the rest is stored and scored", len(all), len(faults))}
 	}
 	return nil
 }

@@ -29,6 +29,10 @@ claims is refused if it is not so, and without --states the target finds out.
 --states counts as everywhere here: state c is after c layers, before the final
 norm; -1 leaves a slot out.
 
+Padding is left out where an attention_mask stands beside the tokens (vllm,
+speculators, specforge). States of vllm and speculators may be F8_E4M3 codes,
+with hidden_states_scale: a factor a token, or a token and slot.
+
 Pickled files are read, never executed.
 
 examples:
@@ -170,6 +174,9 @@ func (j *job) importFiles(ctx context.Context, format, dir string, cfg files.Con
 	fmt.Fprintf(j.out.stdout, "run %s: %d of %d samples stored\n", cfg.Run, len(stored), reader.Len())
 	if n := source.Done.Shortened; n > 0 {
 		fmt.Fprintf(j.out.stdout, "of %d samples the last token was left out, which has no row (--allow-missing-last)\n", n)
+	}
+	if e := source.Done.Error; e > 0 {
+		fmt.Fprintf(j.out.stdout, "states were in 8 bits: a value differs from what was rounded by up to %.4g\n", e)
 	}
 	if err := j.idle(source.Done.Idle, source.Done.Sound); err != nil && source.Done.Sound == len(stored) {
 		return err

@@ -28,11 +28,10 @@ func (j *job) profile(r data.Run, texts [][]int32) (sound.Profile, error) {
 	}
 	sizes := make([]sound.Sizes, len(r.States))
 	rows := 0
-	for _, ids := range texts {
-		ids = ids[:min(len(ids), profileText)]
-		if rows >= profileRows {
-			break
-		}
+	// One here and one there: what stands side by side may be alike.
+	step := max(1, len(texts)*profileText/(2*profileRows))
+	for i := 0; i < len(texts) && rows < profileRows; i += step {
+		ids := texts[i][:min(len(texts[i]), profileText)]
 		if len(ids) == 0 || slices.ContainsFunc(ids, func(id int32) bool { return id < 0 || int(id) >= j.model.Config().Vocab }) {
 			continue
 		}

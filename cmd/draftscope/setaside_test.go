@@ -1,9 +1,15 @@
 package main
 
 import (
+	"encoding/binary"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/draftscope/draftscope/extract/safetensors"
+	"github.com/draftscope/draftscope/extract/safetensors/safetensorstest"
 )
 
 // What is wrong with states or answers sets a sequence aside, in the store and
@@ -66,5 +72,49 @@ func TestFaultySequencesAreSetAsideAndTheRestIsScoredAsWithoutThem(t *testing.T)
 	}
 	if lines, _ := mustRun(t, exitPartial, "validate", "--nats", url); !strings.Contains(lines, "sample p0003, state 6, K7") {
 		t.Errorf("K7 needs no target where the run has a profile: %s", lines)
+	}
+}
+
+// An import holds every sample against the sizes of the target's own states,
+// also those that it does not run again.
+func TestAnImportHoldsSizesAgainstTheTarget(t *testing.T) {
+	dir := t.TempDir()
+	clean, files := filepath.Join(dir, "clean"), filepath.Join(dir, "files")
+	mustRun(t, exitOK, "capture", "--limit", "3", "--max-new", "24", "--states", "2,5,8", "--dtype", "bf16", "--out", clean)
+	mustRun(t, exitOK, "export", "--dataset", clean, "--format", "vllm", "--to", files)
+	names, err := filepath.Glob(filepath.Join(files, "*.safetensors"))
+	if err != nil || len(names) != 3 {
+		t.Fatal(names, err)
+	}
+	last := names[2]
+	ckpt, err := safetensors.OpenFile(os.DirFS(files), filepath.Base(last))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []safetensorstest.Tensor
+	for _, name := range ckpt.Names() {
+		info, _ := ckpt.Info(name)
+		raw, err := ckpt.Raw(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw = slices.Clone(raw)
+		if info.DType == safetensors.BF16 {
+			for at := 0; at < len(raw); at += 2 { // four times as large
+				if code := binary.LittleEndian.Uint16(raw[at:]); code&0x7fff != 0 {
+					binary.LittleEndian.PutUint16(raw[at:], code+2<<7)
+				}
+			}
+		}
+		list = append(list, safetensorstest.Tensor{Name: name, DType: string(info.DType), Shape: info.Shape, Data: raw})
+	}
+	if err := ckpt.Close(); err != nil {
+		t.Fatal(err)
+	}
+	writeTo(t, last, safetensorstest.File(list...))
+	ds := filepath.Join(dir, "ds")
+	out, errs := mustRun(t, exitPartial, "import", "--format", "vllm", "--target", "demo", "--states", "2,5,8", "--out", ds, files)
+	if !strings.Contains(out, "2 of 3 samples stored") || !strings.Contains(errs, "set aside by check K7, sequences: 1") {
+		t.Errorf("%s%s", out, errs)
 	}
 }

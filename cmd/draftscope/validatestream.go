@@ -7,6 +7,7 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 
+	"github.com/draftscope/draftscope/data"
 	"github.com/draftscope/draftscope/extract/verify"
 	"github.com/draftscope/draftscope/pipeline"
 	"github.com/draftscope/draftscope/schemas"
@@ -25,7 +26,7 @@ func (j *job) validateServer(ctx context.Context, v *validation) (err error) {
 	}
 	defer func() { err = errors.Join(err, board.Close()) }()
 	if j.run == "" {
-		if runs, err = board.Runs(ctx); err != nil {
+		if runs, err = board.Live(ctx); err != nil {
 			return jobError(err)
 		}
 	}
@@ -47,13 +48,12 @@ func (j *job) validateStreams(ctx context.Context, v *validation, run string) (e
 	if err != nil {
 		return jobError(err)
 	}
-	if !ok {
-		v.fault("run "+run, "K6", "the server has no description of this run: which states of which target it records is unknown")
-		return nil
-	}
 	s := &streamChecks{
-		ctx: ctx, v: v, checks: j.checksOf(v, record, "run "+run),
+		ctx: ctx, v: v, checks: &checks{v: v, run: data.Run{Name: run}, file: "run " + run}, job: j,
 		open: map[string]*gathered{}, digests: map[string]uint64{}, tokens: map[string][]schemas.Token{},
+	}
+	if ok { // a job of one process describes its run in its dataset only
+		s.checks = j.checksOf(v, record, s.file)
 	}
 	found, err := session.Scan(ctx, s)
 	if err != nil {
@@ -70,6 +70,7 @@ func (j *job) validateStreams(ctx context.Context, v *validation, run string) (e
 type streamChecks struct {
 	ctx context.Context
 	v   *validation
+	job *job
 	*checks
 
 	open    map[string]*gathered       // of the captures, by sequence
@@ -107,6 +108,7 @@ func (s *streamChecks) Record(o pipeline.Origin, seq string, rec arrow.Record) e
 		err = fmt.Errorf("a record of run %q", env.Run)
 	}
 	if err == nil && o.Stream == pipeline.CaptureStream {
+		s.learn(rec)
 		g := s.open[seq]
 		if g == nil {
 			g = s.begin(seq)
@@ -120,6 +122,19 @@ func (s *streamChecks) Record(o pipeline.Origin, seq string, rec arrow.Record) e
 		s.v.add(verify.Fault{File: "stream " + o.Name, Sample: seq, Row: -1, State: -1, Rule: "K21", Value: err.Error()})
 	}
 	return nil
+}
+
+// learn takes what a run records from its first states, where the server has
+// no description of it.
+func (s *streamChecks) learn(rec arrow.Record) {
+	if s.run.States != nil {
+		return
+	}
+	if c, err := schemas.ReadCapture(rec); err == nil {
+		r := s.run
+		r.States, r.Layers, r.Hidden, r.DType = c.Spec.States, c.Spec.Layers, c.Spec.Hidden, c.Spec.DType
+		s.checks = s.job.checksOf(s.v, r, s.file)
+	}
 }
 
 // Drop implements [pipeline.Scanner].

@@ -61,6 +61,17 @@ func TestFaultsOfAStreamAreNamed(t *testing.T) {
 	}
 }
 
+// A job of one process leaves its captures and results on a server of ours, and
+// no description.
+func TestTheStreamsOfAJobAreCheckedToo(t *testing.T) {
+	url := plainServer(t)
+	mustRun(t, exitOK, "run", "--nats", url, "--limit", "2", "--max-new", "6", "--budgets", "8", "--out", filepath.Join(t.TempDir(), "ds"))
+	got, errs := mustRun(t, exitOK, "validate", "--nats", url, "--target", "demo")
+	if !strings.Contains(got, "stream, 2 samples checked, 0 faulty, 0 faults, 0 warnings") || !strings.Contains(errs, "messages in 2 streams read") {
+		t.Errorf("%s%s", got, errs)
+	}
+}
+
 // rewrite makes the run's capture stream again, of the messages that change
 // gives for each.
 func rewrite(t *testing.T, url, name string, change func(m *nats.Msg) []*nats.Msg) {

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/draftscope/draftscope/extract/files"
 	"github.com/draftscope/draftscope/extract/safetensors"
 	"github.com/draftscope/draftscope/extract/verify"
 	"github.com/draftscope/draftscope/schemas"
@@ -122,7 +123,7 @@ func (j *job) besideTarget(ctx context.Context, v *validation, path string, q ve
 // stateTensors lists the states of a file, and names what is none.
 func stateTensors(c *safetensors.Checkpoint, fault func(name string, row, state int, rule, format string, a ...any)) (out []stateTensor) {
 	for _, name := range c.Names() {
-		if !strings.Contains(name, "hidden_states") {
+		if !strings.Contains(name, "hidden_states") || strings.HasSuffix(name, "_scale") {
 			continue
 		}
 		info, _ := c.Info(name)
@@ -131,6 +132,16 @@ func stateTensors(c *safetensors.Checkpoint, fault func(name string, row, state 
 			shape = shape[1:]
 		}
 		vals, err := c.Float32s(name)
+		if files.E4M3(info) && len(shape) >= 2 {
+			slots := 1
+			if len(shape) == 3 {
+				slots = shape[1]
+			}
+			if vals, _, err = files.FromE4M3(c, name, shape[0], slots); err != nil {
+				fault(name, -1, stateOf(name), "K8", "%v", err)
+				continue
+			}
+		}
 		if err != nil || len(shape) < 2 || len(shape) > 3 || shape[len(shape)-1] == 0 {
 			fault(name, -1, stateOf(name), "K8", "a state is a matrix of floats; this is %s of shape %v", info.DType, info.Shape)
 			continue

@@ -74,7 +74,7 @@ func (q *subject) replyBegin(anchor int) int {
 // probeThoughts compares the hits within thoughts with those behind them. Both
 // are other text, so that a difference is no fault.
 func (s *study) probeThoughts(r *Report, runs []engineRun) {
-	f := Finding{Key: "thinking-hits", Subject: OfDrafter, Hypothesis: "it drafts otherwise within thoughts than behind them", Note: true, weight: 0.1}
+	f := Finding{Key: "thinking-hits", Subject: OfDrafter, Hypothesis: "it drafts otherwise within thoughts than behind them", weight: 0.1}
 	f.Control = "hits that are planted behind thoughts alone are told from those within"
 	in, behind := make([]count, len(runs)), make([]count, len(runs))
 	for i, e := range runs {
@@ -98,6 +98,7 @@ func (s *study) probeThoughts(r *Report, runs []engineRun) {
 		r.Findings = append(r.Findings, f)
 		return
 	}
+	f.Note = true
 	gain := bootstrap(len(runs), func(c []float64) float64 {
 		var a, b count
 		for i, k := range c {

@@ -45,6 +45,9 @@ func (s *study) runEngine(ctx context.Context, c Checkpoint, losses cuda.Losses,
 		if err := s.feed(ctx, stage, q, shift, &out[i]); err != nil {
 			return nil, fmt.Errorf("scoring %s: %w", q.ID, err)
 		}
+		if f := out[i].faults; len(f) > 0 {
+			return nil, fmt.Errorf("%w: the engine set sequence %s aside: %s %s", ErrCase, q.ID, f[0].Check, f[0].Detail)
+		}
 	}
 	return out, nil
 }
@@ -80,12 +83,13 @@ func (s *study) feed(ctx context.Context, stage *drafter.Stage, q *subject, shif
 	return stage.End(ctx, q.ID, func(rec arrow.Record) error { return to.take(rec) })
 }
 
-// shiftRows moves rows up by some positions; the first or last is repeated.
+// shiftRows moves rows up by some positions; those that fall off at one end
+// come in at the other, since a row that is repeated is a fault (K2).
 func shiftRows(vals []float32, width, by int) []float32 {
 	n := len(vals) / width
 	out := make([]float32, 0, len(vals))
 	for t := range n {
-		from := min(max(t+by, 0), n-1)
+		from := ((t+by)%n + n) % n
 		out = append(out, vals[from*width:(from+1)*width]...)
 	}
 	return out

@@ -20,11 +20,6 @@ func probeHealth(ctx context.Context, s *study, r *Report) error {
 	if err != nil {
 		return err
 	}
-	for _, e := range runs {
-		if len(e.faults) > 0 {
-			return fmt.Errorf("%w: the engine set a sequence aside: %s %s", ErrCase, e.faults[0].Check, e.faults[0].Detail)
-		}
-	}
 	s.hit = slotHits(runs, s.spec.BlockSize)
 	r.Numbers = numbers(runs, s.hit, s.spec.BlockSize)
 	s.probeParity(r, runs)

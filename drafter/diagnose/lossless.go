@@ -247,13 +247,12 @@ func (s *study) rollbackControl(ctx context.Context, f *Finding) error {
 			if len(j.refused) == 0 || q.clean == nil || j.next >= len(q.ids) {
 				continue
 			}
-			states, err := s.after(ctx, slices.Concat(q.ids[:j.next], j.refused), q.ids[j.next:])
+			until := min(len(q.ids), j.next+controlRows)
+			states, err := s.after(ctx, slices.Concat(q.ids[:j.next], j.refused), q.ids[j.next:until])
 			if err != nil || states == nil {
 				return err
 			}
-			own := *q
-			own.States = map[int][]float32{s.Host.Layers: q.clean[s.Host.Layers]}
-			f.Control = fmt.Sprintf("left in, the %d drafts refused before row %d of %s move its final states by %.2g", len(j.refused), j.next, q.ID, s.deviationWithin(&own, j.next, len(q.ids), states, 0))
+			f.Control = fmt.Sprintf("left in, the %d drafts refused before row %d of %s move its final states by %.2g", len(j.refused), j.next, q.ID, s.deviationWithin(s.finalOf(q), j.next, until, states, 0))
 			return nil
 		}
 	}

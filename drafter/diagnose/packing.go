@@ -127,14 +127,23 @@ func (s *study) packingControl(ctx context.Context, f *Finding) error {
 		return nil
 	}
 	q, before := s.seqs[1], s.seqs[0]
-	states, err := s.after(ctx, before.ids, q.ids)
+	rows := min(len(q.ids), controlRows)
+	states, err := s.after(ctx, before.ids[:min(len(before.ids), controlRows)], q.ids[:rows])
 	if err != nil || states == nil {
 		return err
 	}
+	f.Control = fmt.Sprintf("behind the text of %s, the final states of %s move by %.2g", before.ID, q.ID, s.deviationWithin(s.finalOf(q), 0, rows, states, 0))
+	return nil
+}
+
+// controlRows bounds the texts that a control is run on.
+const controlRows = 256
+
+// finalOf is a sequence whose recorded states are the recomputed final one.
+func (s *study) finalOf(q *subject) *subject {
 	own := *q
 	own.States = map[int][]float32{s.Host.Layers: q.clean[s.Host.Layers]}
-	f.Control = fmt.Sprintf("behind the text of %s, the final states of %s move by %.2g", before.ID, q.ID, s.deviationOf(&own, 0, states).worst)
-	return nil
+	return &own
 }
 
 // after recomputes the states of ids behind others; nil where the target takes

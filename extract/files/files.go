@@ -56,6 +56,9 @@ type Sample struct {
 	Format       probe.Format
 	// States are Rows*Slots*Hidden values, all slots of a row together.
 	States []byte
+	// Error is by how much a value may differ from what an 8-bit code was
+	// rounded from; 0 where the format rounds nothing.
+	Error float32
 	// Normed is the last state after the final norm, Rows*Hidden values; nil
 	// where the format has none.
 	Normed []byte

@@ -68,6 +68,7 @@ type Done struct {
 	Sound     int      // that were given out
 	Shortened int      // of those, by a last token without a row
 	Idle      []string // of those, ids of which no label is supervised
+	Error     float32  // the largest of [Sample.Error]
 }
 
 // recordRows is the rows of a capture record.
@@ -357,6 +358,7 @@ func (s *Source) tables(w *work) error {
 		return err
 	}
 	s.Done.Sound++
+	s.Done.Error = max(s.Done.Error, m.Error)
 	if m.Mask != nil && !slices.Contains(m.Mask[1:], true) { // token 0 is no label
 		s.Done.Idle = append(s.Done.Idle, w.id)
 	}

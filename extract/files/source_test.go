@@ -238,3 +238,44 @@ func TestWithoutAClaimOrATargetNothingIsGuessed(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestStatesInEightBitsNeedAScaleAToken(t *testing.T) {
+	codes := make([]byte, 2*3*2)
+	for i := range codes {
+		codes[i] = byte(0x38 + i) // 1, 1.125, ... 1.875, 2, 2.25, ...
+	}
+	ids := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, 7), 8)
+	with := func(scale ...safetensorstest.Tensor) *fstest.MapFile {
+		return file(safetensorstest.File(append([]safetensorstest.Tensor{
+			{Name: "hidden_states", DType: "F8_E4M3", Shape: []int{2, 3, 2}, Data: codes},
+			{Name: "token_ids", DType: "I64", Shape: []int{2}, Data: ids},
+		}, scale...)...))
+	}
+	scales := func(vals []float32, shape ...int) safetensorstest.Tensor {
+		return safetensorstest.F32("hidden_states_scale", vals, shape...)
+	}
+	fsys := fstest.MapFS{
+		"a.safetensors":    with(scales([]float32{1, 10}, 2)),
+		"slot.safetensors": with(scales([]float32{1, 2, 3, 4, 5, 6}, 2, 3)),
+		"none.safetensors": with(),
+		"zero.safetensors": with(scales([]float32{1, 0}, 2)),
+		"one.safetensors":  with(scales([]float32{1}, 1)),
+	}
+	_, states, faults := all(t, VLLM, fsys, Config{States: []int{1, 2, 3}, Layers: 4})
+	if got, want := fmt.Sprint(states["a"]), "[[1 1.125 17.5 18.75] [1.25 1.375 20 22.5] [1.5 1.625 25 27.5]]"; got != want {
+		t.Errorf("states %s, want %s", got, want)
+	}
+	if got, want := fmt.Sprint(states["slot"][2]), "[4.5 4.875 15 16.5]"; got != want {
+		t.Errorf("with a scale a slot: %s, want %s", got, want)
+	}
+	for id, want := range map[string]string{"none": "F8_E4M3 without hidden_states_scale", "zero": "hidden_states_scale[1] is 0", "one": "hidden_states_scale has shape [1]; want a scale a token"} {
+		if f := faults[id]; !strings.Contains(f.Detail, want) {
+			t.Errorf("%s: %+v, want %s", id, f, want)
+		}
+	}
+	for code, want := range map[byte]float32{0: 0, 1: 1.0 / 512, 7: 7.0 / 512, 8: 1.0 / 64, 0x7e: 448, 0xfe: -448} {
+		if got := e4m3(code); got != want {
+			t.Errorf("code %#x: %v, want %v", code, got, want)
+		}
+	}
+}

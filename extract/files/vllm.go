@@ -16,6 +16,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/ipc"
 	"github.com/draftscope/draftscope/extract/probe"
 	"github.com/draftscope/draftscope/extract/safetensors"
+	"github.com/draftscope/draftscope/schemas"
 )
 
 // vLLM's ExampleHiddenStatesConnector writes one file a request, with
@@ -65,13 +66,20 @@ func readStates(fsys fs.FS, name string) (_ *Sample, err error) {
 		return nil, badFile(name, "it has no %s [tokens]", tensorIDs)
 	}
 	format, ok := probe.FormatOf(strings.ToLower(string(states.DType)))
-	if !ok {
-		return nil, badFile(name, "%s is %s; bf16, f16 and f32 are read", tensorStates, states.DType)
+	if !ok && !E4M3(states) {
+		return nil, badFile(name, "%s is %s; bf16, f16, f32, and F8_E4M3 with %s are read", tensorStates, states.DType, tensorStates+scaleSuffix)
 	}
 	s := &Sample{
 		ID: idOf(name), File: name, Rows: states.Shape[0], Slots: states.Shape[1], Hidden: states.Shape[2], Format: format, release: ckpt.Close,
 	}
-	if s.States, err = ckpt.Raw(tensorStates); err != nil {
+	if E4M3(states) {
+		var vals []float32
+		if vals, s.Error, err = FromE4M3(ckpt, tensorStates, s.Rows, s.Slots); err != nil {
+			return nil, fmt.Errorf("reading %s: %w", name, err)
+		}
+		s.Format, _ = probe.FormatOf("f32")
+		s.States = schemas.F32.AppendBytes(nil, vals)
+	} else if s.States, err = ckpt.Raw(tensorStates); err != nil {
 		return nil, err
 	}
 	raw, err := ckpt.Raw(tensorIDs)

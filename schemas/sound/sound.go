@@ -10,6 +10,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/draftscope/draftscope/schemas"
 )
@@ -29,7 +30,7 @@ func (f Fault) String() string { return fmt.Sprintf("state %d, row %d: %s", f.St
 // finds does not depend on how the sequence is cut into records.
 type Checker struct {
 	profile Profile
-	tokens  []schemas.Token // of the last record; only its last is looked at
+	before  schemas.Token // the last token of the record before
 	rows    int
 	states  []state
 }
@@ -60,13 +61,11 @@ func (c *Checker) Add(rec schemas.Capture, norms [][]float32) {
 	}
 	width := rec.Spec.Hidden * rec.Spec.DType.Size()
 	scale := math.Sqrt(float64(rec.Spec.Hidden))
-	tokens := rec.Tokens
-	if len(c.tokens) > 0 {
-		tokens = append(c.tokens[len(c.tokens)-1:len(c.tokens):len(c.tokens)], rec.Tokens...)
-	}
 	for i := range min(len(c.states), len(rec.States)) {
 		s, raw := &c.states[i], rec.States[i]
-		for r := range rec.Tokens {
+		last, before := s.last, c.before
+		s.rms = slices.Grow(s.rms, len(rec.Tokens))
+		for r, token := range rec.Tokens {
 			row := raw[r*width : (r+1)*width]
 			var norm float32
 			if norms != nil {
@@ -77,20 +76,18 @@ func (c *Checker) Add(rec schemas.Capture, norms [][]float32) {
 			at := c.rows + r
 			if norm != norm || math.IsInf(float64(norm), 0) {
 				s.finite.add(rec.Spec.DType, row, at)
-				s.last = row
-				continue
+			} else {
+				s.alive.Add(at, norm == 0 && !MayBeZero(s.number, token),
+					norm != 0 && at > 0 && !MayRepeat(before, token) && bytes.Equal(row, last))
+				s.rms = append(s.rms, float64(norm)/scale)
 			}
-			own := len(tokens) - len(rec.Tokens) + r
-			s.alive.Add(at, norm == 0 && !MayBeZero(s.number, tokens[own]),
-				norm != 0 && at > 0 && !MayRepeat(tokens[own-1], tokens[own]) && bytes.Equal(row, s.last))
-			s.rms = append(s.rms, float64(norm)/scale)
-			s.last = row
+			last, before = row, token
 		}
-		s.last = bytes.Clone(s.last) // the record is the caller's
+		s.last = append(s.last[:0], last...) // the record is the caller's
 	}
 	c.rows += len(rec.Tokens)
-	if len(rec.Tokens) > 0 {
-		c.tokens = rec.Tokens[len(rec.Tokens)-1:]
+	if n := len(rec.Tokens); n > 0 {
+		c.before = schemas.Token{TokenID: rec.Tokens[n-1].TokenID}
 	}
 }
 

@@ -1,6 +1,7 @@
 package sound
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -206,8 +207,18 @@ func BenchmarkChecker(b *testing.B) {
 	}
 	raw := schemas.BF16.AppendBytes(nil, vals)
 	c.States = [][]byte{raw, raw, raw, raw, raw}
-	b.SetBytes(int64(5 * len(raw)))
-	for b.Loop() {
-		NewChecker(nil).Add(c, nil)
+	norms := make([][]float32, len(c.States))
+	for i := range norms {
+		for r := range c.Tokens {
+			norms[i] = append(norms[i], Norm(schemas.BF16, row(c, i, r)))
+		}
+	}
+	for _, given := range [][][]float32{nil, norms} { // a stage has none, a sink has them
+		b.Run(fmt.Sprintf("norms given %t", given != nil), func(b *testing.B) {
+			b.SetBytes(int64(5 * len(raw)))
+			for b.Loop() {
+				NewChecker(nil).Add(c, given)
+			}
+		})
 	}
 }
