@@ -122,6 +122,8 @@ type study struct {
 	seqs     []*subject
 	look     int          // at how many times Case.Anchors the best variants were tried
 	shift    int          // the offset at which the drafter's slots hit most
+	lag      int          // the same before 0, of one that does not repeat the anchor nearly always
+	lagHits  float64      // how often it hits there, of one that repeats it often
 	declared []measured   // the declared graph's drafts; nil when states are missing
 	hit      []slotCounts // of the engine, at the labels that count
 	trained  []engineRun  // of the engine, at the labels it was trained for

@@ -44,6 +44,9 @@ func TestAPlantedFaultOfADrafterIsNamedFirst(t *testing.T) {
 		{"heads in tiled order", "good", "gqa-order", weights(tile)},
 		{"taps 0 and 3 exchanged in the config", "good", "tap-order", config(taps(5, 3, 4, 1))},
 		{"column blocks 0 and 2 of fc exchanged", "good", "tap-order", weights(exchangeBlocks(0, 2))},
+		{"three taps rotated in the config", "good", "tap-order", config(taps(3, 4, 1, 5))},
+		{"layer ids two too high, up to the last", "good", "state-number", config(taps(3, 5, 6, 7))},
+		{"heads of layer 0 in tiled order", "good", "gqa-order", weights(inLayer("0", tile))},
 		{"layer ids one too low", "good", "state-number", config(taps(0, 2, 3, 4))},
 		{"layer ids one too high", "good", "state-number", config(taps(2, 4, 5, 6))},
 	} {
@@ -206,8 +209,8 @@ func TestTheGraphOfStoredDraftsIsNamed(t *testing.T) {
 		{"positions one too far", "rope-offset", "moved by +1", func(g *Graph) { g.Offset = 1 }},
 		{"positions one too early", "rope-offset", "moved by -1", func(g *Graph) { g.Offset = -1 }},
 		{"taps a token late", "tap-late", "late by a token", func(g *Graph) { g.Late = []int{1, 1, 1, 1} }},
-		{"tiled heads", "gqa-order", "tiled", func(g *Graph) { g.Tiled = true }},
-		{"interleaved RoPE", "rope-layout", "interleaved", func(g *Graph) { g.Interleaved = true }},
+		{"tiled heads", "gqa-order", "tiled", func(g *Graph) { g.Tiled = everyLayer }},
+		{"interleaved RoPE", "rope-layout", "interleaved", func(g *Graph) { g.Interleaved = everyLayer }},
 		{"a causal first layer", "causality", "layer 0 causal", func(g *Graph) { g.Attention[0].Causal = true }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -217,7 +217,7 @@ func (a *again) compare(x, y []float32, h int) {
 		a.apart.hits += math.Sqrt(diff / max(ref, 1e-300))
 		a.apart.scored++
 	}
-	a.delta.add(x, y)
+	a.delta.add(x, y, h)
 }
 
 // usedRows bounds the rows of a sequence over which a tap's size is taken.

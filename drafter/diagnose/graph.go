@@ -16,12 +16,12 @@ type Graph struct {
 	Mute        int           // 1 + the tap that fc does not read; 0 mutes none
 	Theta       float64
 	Rotary      int
-	Interleaved bool // RoPE turns neighbours (2i, 2i+1), not halves
-	Offset      int  // added to the positions of the block's rows
-	Relative    bool // the block's positions begin at 0, not at the anchor's
+	Interleaved layerSet // in which RoPE turns neighbours (2i, 2i+1), not halves
+	Offset      int      // added to the positions of the block's rows
+	Relative    bool     // the block's positions begin at 0, not at the anchor's
 	Attention   []drafter.Visibility
-	Tiled       bool // query head g reads kv head g mod kv, not g div (q/kv)
-	Block       int  // how many slots of a block see one another, slot 0 counted
+	Tiled       layerSet // in which query head g reads kv head g mod kv, not g div (q/kv)
+	Block       int      // how many slots of a block see one another, slot 0 counted
 	MaskToken   int32
 	MaskAnchor  bool // slot 0 carries the mask token instead of the anchor's
 	// Context is how many positions the context holds beyond those before the
@@ -29,6 +29,14 @@ type Graph struct {
 	Context int
 	Across  bool // blocks of one sequence see one another
 }
+
+// layerSet is a set of layers, bit i for layer i.
+type layerSet uint64
+
+// everyLayer holds all of them.
+const everyLayer = ^layerSet(0)
+
+func (l layerSet) has(i int) bool { return l>>i&1 == 1 }
 
 // Declared is the graph that a configuration asks for.
 func Declared(s drafter.Spec) Graph {

@@ -124,11 +124,9 @@ func (s *study) probeTraining(ctx context.Context, r *Report, runs []engineRun) 
 		f.Sentence = fmt.Sprintf("It was trained to its end: %s. It is %.2f tokens a round behind %s all the same.", curve.words, -f.Effect.Value, s.Reference.Name)
 	case curve.run != "" || compared:
 		f.Verdict = RuledOut
-		f.Sentence = "It hits as much as it should: "
+		f.Sentence = fmt.Sprintf("It hits as much as %s does.", nameOf(s.Reference))
 		if curve.run != "" {
-			f.Sentence += curve.words + "."
-		} else {
-			f.Sentence += fmt.Sprintf("it is not behind %s.", s.Reference.Name)
+			f.Sentence = capital(curve.words) + "."
 		}
 	default:
 		f.Verdict = CannotTell
@@ -137,6 +135,13 @@ func (s *study) probeTraining(ctx context.Context, r *Report, runs []engineRun) 
 	}
 	r.Findings = append(r.Findings, f)
 	return nil
+}
+
+func nameOf(c *Checkpoint) string {
+	if c == nil {
+		return ""
+	}
+	return c.Name
 }
 
 // againstReference is the difference to the reference in tokens a round, and

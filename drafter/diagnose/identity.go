@@ -104,7 +104,7 @@ func (s *study) draftWithTargets(ctx context.Context, own ownRows, f *Finding) e
 	f.Effect = &t.gain
 	f.Measure += fmt.Sprintf("; with the target's in its place the mean 1/rank goes from %.3f to %.3f (%s), hits from %.3f to %.3f", t.a, t.b, t.gain.signed(), t.hits.a, t.hits.b)
 	switch {
-	case t.p < familyError/2 && t.gain.Value > relevance*t.a:
+	case t.skilled && t.p < familyError/2 && t.gain.Value > relevance*t.a:
 		f.Verdict = Supported
 		if t.gain.Low > relevance*t.a {
 			f.Verdict = Confirmed

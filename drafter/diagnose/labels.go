@@ -3,6 +3,7 @@ package diagnose
 import (
 	"context"
 	"fmt"
+	"slices"
 )
 
 // probeLabels asks whether the target's answers, as stored and as its stored
@@ -91,9 +92,16 @@ func (s *study) storedAnswers() (Finding, error) {
 		f.Sentence = fmt.Sprintf("The recorded answers are shifted by %s: the one at position t is for the token at t%+d, not t+1.", tokens(best), 1+best)
 		return f, nil
 	}
+	wrong, by := wrongSequences(own, at)
 	switch {
 	case s.seqs[0].clean == nil:
 		f.Verdict, f.Sentence = RuledOut, "The recorded answers peak at their own place."
+	case wrong > 0 && by != 0:
+		f.Verdict = Confirmed
+		f.Sentence = fmt.Sprintf("In %d of %d sequences the recorded answers are shifted by %s: the one at position t is for the token at t%+d, not t+1.", wrong, len(s.seqs), tokens(by), 1+by)
+	case wrong > 0:
+		f.Verdict = Supported
+		f.Sentence = fmt.Sprintf("In %d of %d sequences the recorded answers are not this target's: fewer than half of them equal its argmax.", wrong, len(s.seqs))
 	case rate.High < s.Capture.sameAnswers():
 		f.Verdict = Supported
 		f.Sentence = fmt.Sprintf("The recorded answers are not this target's: only %.1f %% equal its argmax. Check the weights that were captured, or the numerics.", 100*rate.Value)
@@ -101,6 +109,28 @@ func (s *study) storedAnswers() (Finding, error) {
 		f.Verdict, f.Sentence = RuledOut, "The recorded answers are the target's, at their place."
 	}
 	return f, nil
+}
+
+// fewAnswers is from how many answers on a sequence is judged by itself.
+const fewAnswers = 20
+
+// wrongSequences counts sequences most of whose answers are not the target's,
+// which no rounding does, and says by how many tokens they are shifted; 0 is by
+// none that fits them all.
+func wrongSequences(own []count, at func(shift int) (own, other []count)) (n, by int) {
+	var wrong []int
+	for i, c := range own {
+		if c.scored >= fewAnswers && c.rate() < 0.5 {
+			wrong = append(wrong, i)
+		}
+	}
+	for shift := -maxShift; shift <= maxShift && len(wrong) > 0; shift++ {
+		_, other := at(shift)
+		if shift != 0 && !slices.ContainsFunc(wrong, func(i int) bool { return !(other[i].rate() >= nearMatch) }) {
+			by = shift
+		}
+	}
+	return len(wrong), by
 }
 
 // sameAnswers is the share of answers that the same target gives at least:
@@ -134,7 +164,10 @@ func (s *study) vocabulary() Finding {
 	case outside > 0:
 		f.Verdict, f.Sentence = Confirmed, "The capture has tokens that the target's head does not have: tokenizer and weights do not belong together."
 	case masked > 0:
-		f.Verdict, f.Sentence = Supported, fmt.Sprintf("The drafter's mask token %d occurs in ordinary text: another id was meant.", s.spec.MaskToken)
+		// Trainers without a mask token of their own take the stop or padding
+		// token, so that this alone is no fault.
+		f.Verdict, f.Needs = CannotTell, "the mask token of the training; see the finding mask-token"
+		f.Sentence = fmt.Sprintf("The drafter's mask token %d occurs in ordinary text: it is the stop or padding token, or another id was meant.", s.spec.MaskToken)
 	default:
 		f.Verdict, f.Sentence = RuledOut, "All tokens are of the target's vocabulary, and none is the drafter's mask token."
 	}

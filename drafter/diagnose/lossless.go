@@ -234,7 +234,7 @@ func (s *study) probeRollback(ctx context.Context, r *Report, odd []deviation) e
 		f.Sentence = fmt.Sprintf("In every sequence that departs, states are right up to a round that refused drafts and wrong behind it (%s, row %d): what was refused is still in the cache, or in a recurrent state.", s.seqs[odd[0].seq].ID, odd[0].from)
 	}
 	if f.Verdict != CannotTell {
-		r.explain(f.Key, "packing", "target-noise", "tap-noise")
+		r.explain(f.Key, append([]string{"packing"}, unexplainedStates...)...)
 	}
 	return nil
 }

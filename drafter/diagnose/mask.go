@@ -171,7 +171,9 @@ func (s *study) maskOfTurn(m *maskCounts, q *subject, lo, hi int) {
 			m.note(q, end, "that closes a reply")
 		}
 		for t := end + 1; t < hi; t++ {
-			if q.mask[t] {
+			// The template's line feed closes a reply as its closing token does:
+			// speculators supervises both.
+			if q.mask[t] && (strings.TrimSpace(s.Text(q.ids[t])) != "" || !q.mask[end]) {
 				m.alien++
 				m.note(q, t, "after a reply's end")
 			}

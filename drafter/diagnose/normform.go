@@ -12,7 +12,7 @@ const normRows = 32
 // sharpness are the factors of the logits under which a form is tried: a
 // larger gain is a lower temperature, which says nothing of the form. A text
 // that is likeliest at the last is greedy or nearly so: then hits alone tell.
-var sharpness = []float32{0.6, 1, 1.7, 3}
+var sharpness = []float32{0.2, 0.35, 0.6, 1, 1.7, 3}
 
 // relevantNats is the mean log-likelihood a token from which on a form counts
 // as better.
@@ -27,7 +27,7 @@ type normed struct {
 	// sharpness.
 	hits, likely []count
 	bySharpness  [][]count
-	edge         bool // the last sharpness is the likeliest
+	edge         bool // the first or the last sharpness is the likeliest
 }
 
 // normForm compares the forms of the final norm, w, 1+w, and none for a state
@@ -139,7 +139,7 @@ func (s *study) normScaled(x cuda.Tensor, rows []float32, gain, factor float32) 
 func (n *normed) settle() {
 	for k, cs := range n.bySharpness {
 		if n.likely == nil || total(cs).rate() > total(n.likely).rate() {
-			n.likely, n.edge = cs, k == len(n.bySharpness)-1
+			n.likely, n.edge = cs, k == 0 || k == len(n.bySharpness)-1
 		}
 	}
 }
@@ -162,7 +162,7 @@ func (f *Finding) judgeForms(forms []normed) {
 		}
 		told := !own.edge && !form.edge
 		switch {
-		case hits.p < level && hits.gain.Value > relevance*hits.a, told && likely.p < level && likely.gain.Low > relevantNats:
+		case hits.p < level && hits.gain.Low > relevance*hits.a, told && likely.p < level && likely.gain.Low > relevantNats:
 			if f.Verdict != Confirmed || likely.gain.Value > best {
 				f.Verdict, f.Sentence, f.Effect, best = Confirmed, form.sentence, &likely.gain, likely.gain.Value
 			}

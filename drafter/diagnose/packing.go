@@ -114,7 +114,7 @@ func (s *study) probePacking(ctx context.Context, r *Report, odd []deviation) er
 		if f.Verdict == Supported {
 			f.Sentence = fmt.Sprintf("The recorded states of %s from row %d on are not those of its text alone; nearest are those %s. Text was before it that is not in the sequence: others of a packed row, or a prompt that was not recorded.", s.seqs[d.seq].ID, d.from, words)
 		}
-		r.explain(f.Key, "target-noise", "tap-noise")
+		r.explain(f.Key, unexplainedStates...)
 		return nil
 	}
 	return nil

@@ -53,13 +53,17 @@ func (p *pass) turn(x, norm cuda.Tensor, pos []int32) {
 
 // run gives the drafted slots' vectors, ready for the head.
 func (p *pass) run(rows tapRows) (cuda.Tensor, error) {
-	o := ordering{interleaved: p.graph.Interleaved, tiled: p.graph.Tiled}
-	if o.interleaved {
-		o.rotary = p.graph.Rotary
-	}
-	heads, err := p.ordered(o)
-	if err != nil {
-		return cuda.Tensor{}, err
+	heads := make([]headLayer, len(p.layers))
+	for i := range heads {
+		o := ordering{interleaved: p.graph.Interleaved.has(i), tiled: p.graph.Tiled.has(i)}
+		if o.interleaved {
+			o.rotary = p.graph.Rotary
+		}
+		ready, err := p.ordered(o)
+		if err != nil {
+			return cuda.Tensor{}, err
+		}
+		heads[i] = ready[i]
 	}
 	known := p.contextRows()
 	ctx := p.context(rows, known)

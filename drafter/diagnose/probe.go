@@ -65,6 +65,8 @@ type trial struct {
 	hits     paired // which people understand
 	measured []measured
 	wide     []measured // at more anchors, of those that deserved a second look
+	skilled  bool       // its hits are its own, and of no token before: see [study.skilled], [study.lags]
+	chance   float64    // its share of hits if its drafts were dealt to other anchors
 }
 
 // probeDrafter finds the drafter's label shift, tries every variant, and
@@ -114,12 +116,20 @@ func probeDrafter(ctx context.Context, s *study, r *Report) error {
 	if err != nil {
 		return err
 	}
+	if len(best) > 0 && best[0] == "tap-order" {
+		if trials, err = s.refineOrder(ctx, rep, trials); err != nil {
+			return err
+		}
+	}
 	hidden := s.unread(trials, best)
 	if hidden != nil { // it comes first, and explains what gains beside it
 		for _, key := range best {
 			explained[key] = true
 		}
 		best = []string{hidden.key}
+	}
+	if len(best) == 0 && s.lag != 0 {
+		s.lagStays(r, declared[0])
 	}
 	for _, h := range hypotheses {
 		if f, ok := s.judge(h, trials, best, explained); ok {
@@ -129,7 +139,7 @@ func probeDrafter(ctx context.Context, s *study, r *Report) error {
 			r.Findings = append(r.Findings, f)
 		}
 	}
-	s.probeTaps(r, trials)
+	s.probeTaps(r, trials, best)
 	captured, err := s.probeAsCaptured(ctx, r, rep, base)
 	if err != nil {
 		return err
@@ -142,12 +152,12 @@ func probeDrafter(ctx context.Context, s *study, r *Report) error {
 // mostSpecials bounds how many tokens are tried for the mask.
 const mostSpecials = 8
 
-// specials are tokens that a trainer may have taken for the mask: the
-// declared one's neighbours, the first and the last of the vocabulary, and
-// what the tokenizer spells as a mark, <|…|>, masks and pads first.
+// specials are tokens that a trainer may have taken for the mask: what the
+// tokenizer calls a mask or a pad, the declared one's neighbours, the first and
+// the last of the vocabulary, and what it spells as a mark, <|…|>.
 func (s *study) specials() []int32 {
 	last := int32(s.Host.Vocab - 1)
-	out := []int32{s.spec.MaskToken - 1, s.spec.MaskToken + 1, 0, last}
+	var out, marked []int32
 	if s.Text != nil {
 		var named, marks []int32
 		for id := range last + 1 {
@@ -160,8 +170,9 @@ func (s *study) specials() []int32 {
 				marks = append(marks, id)
 			}
 		}
-		out = append(append(out, named...), marks...)
+		out, marked = named, marks
 	}
+	out = append(append(out, s.spec.MaskToken-1, s.spec.MaskToken+1, 0, last), marked...)
 	seen := map[int32]bool{}
 	out = slices.DeleteFunc(out, func(id int32) bool {
 		again := seen[id]
@@ -173,9 +184,10 @@ func (s *study) specials() []int32 {
 
 // tried compares a variant's drafts with the declared graph's.
 func (s *study) tried(v variant, declared, ms []measured) trial {
+	_, chance := s.byChance(ms, s.shift)
 	return trial{
 		variant: v, paired: compare(closeness(declared), closeness(ms)),
-		hits: compare(s.hits(declared, s.shift), s.hits(ms, s.shift)),
+		hits: compare(s.hits(declared, s.shift), s.hits(ms, s.shift)), skilled: s.skilled(ms, s.shift) && !s.lags(v, ms), chance: chance,
 	}
 }
 
@@ -246,7 +258,7 @@ func level(members int) float64 {
 // significant says that a variant is better than the declared graph, by more
 // than relevance, at the level of its family.
 func (t trial) significant(members map[string]int) bool {
-	return t.wide != nil && t.p < level(members[t.key]) && t.gain.Value > hypothesisOf(t.key).limit(t.a) && t.hits.gain.Value > 0
+	return t.wide != nil && t.skilled && t.p < level(members[t.key]) && t.gain.Value > hypothesisOf(t.key).limit(t.a) && t.hits.gain.Value > 0
 }
 
 // bestGraph follows the gains: the best significant variant, then whatever
@@ -268,6 +280,7 @@ func (s *study) bestGraph(ctx context.Context, rep *replica, trials []trial) (be
 		return nil, explained, nil
 	}
 	slices.SortStableFunc(left, func(a, b trial) int { return -cmpFloat(a.gain.Value, b.gain.Value) })
+	left = plainerFirst(left)
 	top := left[0]
 	best = append(best, top.key)
 	// One more step: each other family's best on top of the best.
@@ -300,6 +313,67 @@ func (s *study) bestGraph(ctx context.Context, rep *replica, trials []trial) (be
 	return best, explained, nil
 }
 
+// plainerFirst puts the anchor's states in the context before early taps, which
+// put them there too and move all others, unless the latter are surely better.
+func plainerFirst(left []trial) []trial {
+	leak := slices.IndexFunc(left, func(t trial) bool { return t.key == "anchor-leak" })
+	if left[0].key != "tap-late" || leak < 0 {
+		return left
+	}
+	if compare(closeness(left[leak].wide), closeness(left[0].wide)).p < familyError {
+		return left
+	}
+	return slices.Concat(left[leak:leak+1], left[:leak], left[leak+1:])
+}
+
+// refineOrder exchanges further taps on top of the best order, as long as one
+// does better: an order in which more than two are exchanged is found step by
+// step. That the order is wrong is known by then, so that a step needs no
+// share of the error.
+func (s *study) refineOrder(ctx context.Context, rep *replica, trials []trial) ([]trial, error) {
+	var top trial
+	for _, t := range trials {
+		if t.key == "tap-order" && t.wide != nil && (top.wide == nil || t.gain.Value > top.gain.Value) {
+			top = t
+		}
+	}
+	s.pickAnchors(s.look * s.Anchors)
+	defer s.pickAnchors(s.Anchors)
+	declared := Declared(s.spec)
+	for range len(s.spec.Taps) - 2 {
+		var tried []variant
+		tapOrders(top.graph.Taps, func(key, _ string, change func(*Graph)) {
+			g := top.graph.clone()
+			change(&g)
+			if !slices.Equal(g.Taps, declared.Taps) {
+				tried = append(tried, variant{key, orderWords(g.Taps), g})
+			}
+		})
+		graphs := []Graph{declared}
+		for _, v := range tried {
+			graphs = append(graphs, v.graph)
+		}
+		ms, err := s.scan(ctx, rep, graphs, variantSlots, false)
+		if err != nil {
+			return nil, err
+		}
+		better := trial{}
+		for i, v := range tried {
+			over := s.tried(v, top.wide, ms[i+1])
+			if over.wide = ms[i+1]; over.p < familyError && over.gain.Value > 0 && (better.wide == nil || over.gain.Value > better.gain.Value) {
+				better = over
+			}
+		}
+		if better.wide == nil {
+			break
+		}
+		top = s.tried(better.variant, ms[0], better.wide)
+		top.measured, top.wide = better.wide, better.wide
+		trials = append(trials, top)
+	}
+	return trials, nil
+}
+
 func cmpFloat(a, b float64) int {
 	switch {
 	case a < b:
@@ -329,8 +403,8 @@ func merge(d, a, b Graph) Graph {
 	for i := range d.Attention {
 		m.Attention[i] = changed(d.Attention[i], m.Attention[i], b.Attention[i])
 	}
-	m.Interleaved = m.Interleaved || b.Interleaved
-	m.Tiled = m.Tiled || b.Tiled
+	m.Interleaved |= b.Interleaved
+	m.Tiled |= b.Tiled
 	m.MaskAnchor = m.MaskAnchor || b.MaskAnchor
 	m.Relative = m.Relative || b.Relative
 	m.Across = m.Across || b.Across
@@ -390,6 +464,12 @@ func (s *study) judge(h hypothesis, trials []trial, best []string, explained map
 		f.Verdict = CannotTell
 		f.Needs = "longer contexts: here the choice changes no draft"
 		f.Sentence = "These sequences cannot show it."
+	case open > 0 && !top.skilled:
+		f.Verdict, f.Needs = CannotTell, "a drafter that hits more"
+		f.Sentence = fmt.Sprintf("Its hits (%.3f) are not much more than drafts without any context would have by chance (%.3f), under this graph as under any other.", top.hits.b, top.chance)
+		if s.lag != 0 {
+			f.Sentence = "It drafts tokens from before under this graph too: that is not what is wrong with it."
+		}
 	case open > 0:
 		f.Verdict = CannotTell
 		f.Needs = fmt.Sprintf("more sequences: a gain of %.1f %% of the mean 1/rank is within the interval", 100*top.gain.High/math.Max(top.a, 1e-9))
@@ -404,8 +484,8 @@ func (s *study) judge(h hypothesis, trials []trial, best []string, explained map
 // describe notes what a variant did.
 func (f *Finding) describe(s *study, t trial) {
 	f.Effect = &t.hits.gain
-	f.Measure = fmt.Sprintf("hits of slots 1–%d: %.3f as declared, %.3f with %s (%s); mean 1/rank of the label %.3f and %.3f (%s)",
-		min(variantSlots, s.spec.BlockSize-1), t.hits.a, t.hits.b, t.words, t.hits.gain.signed(), t.a, t.b, t.gain.signed())
+	f.Measure = fmt.Sprintf("hits of slots 1–%d: %.3f as declared, %.3f with %s (%s; %.3f by chance); mean 1/rank of the label %.3f and %.3f (%s)",
+		min(variantSlots, s.spec.BlockSize-1), t.hits.a, t.hits.b, t.words, t.hits.gain.signed(), t.chance, t.a, t.b, t.gain.signed())
 }
 
 // leader is the variant to name: of those that do as well as the best, within

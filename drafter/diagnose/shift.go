@@ -97,6 +97,53 @@ func (s *study) peaks(ms []measured, shift int) bool {
 	return true
 }
 
+// lags says that drafts are those of tokens before, as the declared graph's
+// are: labels that were shifted back do that under any graph, so that one which
+// leaves it so has not put right what is wrong. One that repeats the anchor
+// hits more of the labels that count when the anchor is hidden from it, or when
+// other anchors are shown: such a variant must do more than that.
+func (s *study) lags(v variant, ms []measured) bool {
+	switch {
+	case s.lag == 0:
+		return false
+	case s.lagHits > 0 && (v.key == "slot-0" || v.key == "across-blocks"):
+		return rateOf(s.hits(ms, 0)).Value < putRight*s.lagHits
+	}
+	own, other := s.shiftPair(ms, 0, s.lag)
+	return total(other).hits >= total(own).hits
+}
+
+// How often slot 1 of a drafter that learnt little of labels from before must
+// give the anchor, and how many times as often as its own label.
+const (
+	copiedLittle = 0.25
+	copiedTimes  = 4
+	putRight     = 2 // times the hits at the offset that it learnt
+)
+
+// copiesLittle says so of a drafter whose drafts are of one token before.
+func (s *study) copiesLittle(declared []measured) bool {
+	own, back := s.bySlot(declared, 0), s.bySlot(declared, -1)
+	return back[0] >= copiedLittle && back[0] >= copiedTimes*own[0] && s.skilled(declared, -1)
+}
+
+// lagStays turns the finding about shifted labels into an alarm where drafts
+// are of tokens before, slot 1 is the anchor more than anything else, and no
+// graph, early taps and the anchor's states among them, changes that.
+func (s *study) lagStays(r *Report, declared []measured) {
+	if s.lagHits == 0 {
+		return
+	}
+	own, back := s.bySlot(declared, 0), s.bySlot(declared, s.lag)
+	for i := range r.Findings {
+		if f := &r.Findings[i]; f.Key == keyShift {
+			f.Verdict, f.Needs = Supported, ""
+			f.Measure += fmt.Sprintf("; slot 1 is the anchor in %.3f and its own label in %.3f, and is so under every graph that was tried", back[0], own[0])
+			f.Sentence = "The drafter learnt labels shifted by one token: slot k drafts the token at a+k-1, the anchor first, which it is given. The target's logits at position a+k−1, which are those for the token at a+k, are slot k's label."
+		}
+	}
+}
+
 // probeShift scans the offsets −2..+2 and notes the drafter's own.
 func (s *study) probeShift(r *Report, declared []measured) {
 	best, bestPair := 0, paired{}
@@ -124,7 +171,10 @@ func (s *study) probeShift(r *Report, declared []measured) {
 	}
 	lag := best < 0 && !s.copies(declared, -best)
 	if lag {
-		best = 0
+		if best == -1 && s.copiesLittle(declared) {
+			s.lagHits = rateOf(s.hits(declared, best)).Value
+		}
+		s.lag, best = best, 0
 	}
 	s.shift = best
 	f := Finding{Key: keyShift, Subject: OfDrafter, Hypothesis: "the drafter learnt shifted labels", Effect: &bestPair.gain, weight: 1 + math.Abs(bestPair.gain.Value)}

@@ -2,6 +2,13 @@ package diagnose
 
 import "fmt"
 
+// How many times as often as the target's answers a drafter must hit another
+// source's to have learnt these, and how often beside its hits in general.
+const (
+	learntSource = 3
+	asElsewhere  = 0.75
+)
+
 // labelSource is a wrong way to make labels: the head on another state than
 // the final one.
 type labelSource struct {
@@ -48,7 +55,11 @@ func (s *study) probeSource(r *Report, declared []measured) error {
 	f.Effect = &top.gain
 	f.Measure = fmt.Sprintf("where the target's answer and that of %s differ, the drafter hits %.3f and %.3f (%s)", best.words, top.a, top.b, top.gain.signed())
 	switch {
-	case top.p < familyError/float64(tried) && top.gain.Low > 0:
+	// Where the two differ the target's answer is hard and the other one easy: a
+	// drafter that learnt little hits the easy one more. One that learnt it hits
+	// it much more, and there about as often as elsewhere.
+	case top.p < level(tried) && top.gain.Low > 0 && top.b > learntSource*top.a &&
+		top.b > asElsewhere*rateOf(s.hits(declared, s.shift)).Value && s.skilled(declared, s.shift):
 		f.Verdict = Confirmed
 		f.Sentence = fmt.Sprintf("The drafter learnt the answers of %s, not the target's own: the labels must come from state %d through the final norm.", best.words, s.Host.Layers)
 	case top.gain.High < 0:

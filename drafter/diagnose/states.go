@@ -33,83 +33,69 @@ func (c Capture) drift() float64 {
 	return exactDrift
 }
 
-// source is what a stored state is compared with: a state, normed or not, of
-// the token that stands by rows further on.
-type source struct {
-	state  int
-	normed bool
-	by     int
-}
-
-func (s source) String() string {
-	words := fmt.Sprintf("state %d", s.state)
-	if s.normed {
-		words += " after the final norm"
-	}
-	switch {
-	case s.by == 1:
-		words += " of the next token"
-	case s.by == -1:
-		words += " of the token before"
-	case s.by != 0:
-		words += fmt.Sprintf(" of the token %+d", s.by)
-	}
-	return words
-}
-
 // identity is one recorded state against what it may hold.
 type identity struct {
-	state    int
-	own      count // sum of relative distances, rows
-	best     source
-	distance float64
-	delta    residual
+	state  int
+	own    count          // sum of relative distances and rows, of all sequences
+	causes map[cause]span // of the sequences in which it is not the recomputed one
+	delta  residual       // of the sequences whose cause is unknown
+	noise  bool           // the unknown ones are noise, not another computation
+	later  bool           // a later state is as computed where this one is not
 }
 
-// residual describes stored minus recomputed.
-type residual struct{ sum2, sum4, n, most, ref2 float64 }
-
-func (r residual) rms() float64      { return math.Sqrt(r.sum2 / math.Max(r.n, 1)) }
-func (r residual) kurtosis() float64 { return r.sum4 * r.n / math.Max(r.sum2*r.sum2, 1e-300) }
-
-// bounded recognises uniform noise, which no arithmetic makes: no value is
-// beyond √3 of the mean square, and the kurtosis is that of a box.
-func (r residual) bounded() bool {
-	return r.sum2 > 0 && r.most < 1.8*r.rms() && math.Abs(r.kurtosis()-1.8) < 0.15
+// span is how much a cause explains.
+type span struct {
+	seqs   int
+	own    count // distances from the recomputed state
+	left   count // distances from what the cause makes of it
+	detail string
+	rows   int // that it concerns
 }
 
-// shape names the noise by its kurtosis: 1.8 uniform, 3 Gaussian.
-func (r residual) shape() string {
-	switch k := r.kurtosis(); {
-	case math.Abs(k-1.8) < 0.15:
-		return fmt.Sprintf("uniform in ±%.3g", r.rms()*math.Sqrt(3))
-	case math.Abs(k-3) < 0.3:
-		return fmt.Sprintf("Gaussian of %.3g", r.rms())
+// add is s with a sequence more.
+func (s span) add(v verdictOf) span {
+	s.seqs++
+	s.own.hits, s.own.scored = s.own.hits+v.own.hits, s.own.scored+v.own.scored
+	s.left.hits, s.left.scored = s.left.hits+v.left.hits, s.left.scored+v.left.scored
+	s.rows += v.rows
+	if s.detail == "" {
+		s.detail = v.detail
 	}
-	return fmt.Sprintf("of rms %.3g (kurtosis %.1f)", r.rms(), r.kurtosis())
+	return s
 }
+
+// stateKeys are the findings about recorded states.
+var stateKeys = []struct{ key, hypothesis string }{
+	{"capture-layer", "a recorded state is another layer's"},
+	{"capture-row", "recorded rows belong to other tokens"},
+	{"capture-norm", "a recorded state is on the other side of the final norm, or another norm was applied"},
+	{"capture-empty", "recorded rows are zero, or repeat the row before"},
+	{"capture-dtype", "16-bit floats of one kind were read as the other"},
+	{"capture-values", "recorded values were changed after the target computed them"},
+	{"capture-target", "the recorded states are of another computation: other weights, or other text before"},
+	{"target-noise", "the source of the target's logits carries noise"},
+	{"tap-noise", "the taps carry noise"},
+}
+
+// unexplainedStates are the findings about states that nothing recorded in
+// their place explains: what is known of the text before them may.
+var unexplainedStates = []string{"target-noise", "tap-noise", "capture-target", "capture-values"}
 
 // probeStates compares every recorded state with the recomputed ones.
 func probeStates(ctx context.Context, s *study, r *Report) error {
-	keys := []struct{ key, hypothesis string }{
-		{"capture-layer", "a recorded state is another layer's"},
-		{"capture-row", "recorded rows belong to other tokens"},
-		{"capture-norm", "a recorded state is on the other side of the final norm"},
-		{"target-noise", "the source of the target's logits carries noise"},
-		{"tap-noise", "the taps carry noise"},
-	}
 	var ids []identity
+	found := map[int][]verdictOf{}
 	for _, c := range s.recordedStates() {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		id, ok := s.identify(c)
-		if !ok {
-			continue
+		if id, of, ok := s.identify(c); ok {
+			ids = append(ids, id)
+			found[c] = of
 		}
-		ids = append(ids, id)
 	}
-	for _, k := range keys {
+	s.tellNoise(ids, found)
+	for _, k := range stateKeys {
 		f := Finding{Key: k.key, Subject: OfCapture, Hypothesis: k.hypothesis}
 		switch {
 		case len(ids) == 0:
@@ -123,7 +109,7 @@ func probeStates(ctx context.Context, s *study, r *Report) error {
 		}
 		r.Findings = append(r.Findings, f)
 	}
-	for _, key := range []string{"capture-layer", "capture-row", "capture-norm"} {
+	for _, key := range []string{"capture-layer", "capture-row", "capture-norm", "capture-empty", "capture-dtype"} {
 		if slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Key == key && f.alarm() }) {
 			return nil // other states are recorded: what they depend on does not show
 		}
@@ -134,105 +120,79 @@ func probeStates(ctx context.Context, s *study, r *Report) error {
 
 func (s *study) recordedStates() []int {
 	var out []int
-	for c := range s.seqs[0].States {
-		out = append(out, c)
+	for _, q := range s.seqs {
+		for c := range q.States {
+			out = append(out, c)
+		}
 	}
 	slices.Sort(out)
-	return out
+	return slices.Compact(out)
 }
 
-// identify finds which recomputed state the recorded state c is nearest to.
-func (s *study) identify(c int) (identity, bool) {
-	n := s.Host.Layers
-	sources := []source{{state: c}}
-	for u := range n + 1 {
-		if u != c {
-			sources = append(sources, source{state: u})
-		}
-	}
-	sources = append(sources, source{state: n, normed: true})
-	for by := -mistakeRows; by <= mistakeRows; by++ {
-		if by != 0 {
-			sources = append(sources, source{state: c, by: by})
-		}
-	}
-	sums := make([]count, len(sources))
-	id := identity{state: c}
-	norm := s.finalNorm()
-	for _, q := range s.seqs {
+// identify finds what the recorded state c holds, sequence by sequence: a
+// fault need not be in all of them.
+func (s *study) identify(c int) (identity, []verdictOf, bool) {
+	id := identity{state: c, causes: map[cause]span{}}
+	norms := s.finalNorms()
+	var all residual
+	out := make([]verdictOf, len(s.seqs))
+	coded, some := false, false
+	for i, q := range s.seqs {
 		stored := q.States[c]
 		if q.clean == nil || len(stored) != len(q.ids)*s.Host.Hidden {
-			return id, false
+			continue // nothing to compare
 		}
-		for i, src := range sources {
-			s.distance(&sums[i], q, stored, src, norm)
-		}
-		id.delta.add(stored, q.clean[c])
-	}
-	id.own = sums[0]
-	best := 0
-	for i := range sources {
-		if sums[i].rate() < sums[best].rate() {
-			best = i
+		some = true
+		out[i] = s.explain(q, c, norms)
+		id.own.hits += out[i].own.hits
+		id.own.scored += out[i].own.scored
+		coded = coded || out[i].coded
+		if out[i].kind == asRecomputed {
+			all.add(stored, q.clean[c], s.Host.Hidden)
 		}
 	}
-	id.best, id.distance = sources[best], sums[best].rate()
-	return id, true
+	if all.bounded() && !s.Capture.Rounded && !coded { // noise below what arithmetic may do
+		for i := range out {
+			if out[i].kind == asRecomputed && out[i].own.scored > 0 {
+				out[i].cause = cause{kind: unexplained}
+			}
+		}
+	}
+	for i, q := range s.seqs {
+		switch out[i].kind {
+		case asRecomputed:
+			continue
+		case unexplained:
+			id.delta.add(q.States[c], q.clean[c], s.Host.Hidden)
+		}
+		id.causes[out[i].cause] = id.causes[out[i].cause].add(out[i])
+	}
+	return id, out, some
 }
 
-// distance adds the relative distances of rows of stored to a source's.
-func (s *study) distance(to *count, q *subject, stored []float32, src source, norm func(dst, row []float32)) {
-	h := s.Host.Hidden
-	row := make([]float32, h)
-	for t := range q.ids {
-		from := t + src.by
-		if from < 0 || from >= len(q.ids) {
+// tellNoise tells noise from another computation, for the states that nothing
+// else explains. Noise is drawn anew for every value: its mean over rows is
+// near zero in each channel, and it differs from state to state, unless it was
+// drawn once for all of them; then, and where one state alone is recorded, it
+// must be of one size in all rows and channels. What another computation leaves
+// is carried on from layer to layer, in part.
+func (s *study) tellNoise(ids []identity, found map[int][]verdictOf) {
+	for i := range ids {
+		id := &ids[i]
+		if id.delta.n == 0 {
 			continue
 		}
-		copy(row, q.clean[src.state][from*h:(from+1)*h])
-		if src.normed {
-			norm(row, row)
+		alone, likest := true, 0.0
+		for _, other := range ids {
+			if other.state != id.state && other.delta.n > 0 {
+				alone = false
+				likest = math.Max(likest, s.likeness(id.state, other.state, found))
+			}
+			if other.state > id.state && other.delta.n == 0 && len(other.causes) == 0 {
+				id.later = true
+			}
 		}
-		var diff, ref float64
-		for i, v := range stored[t*h : (t+1)*h] {
-			d := float64(v) - float64(row[i])
-			diff += d * d
-			ref += float64(row[i]) * float64(row[i])
-		}
-		if ref > 0 {
-			to.hits += math.Sqrt(diff / ref)
-			to.scored++
-		}
-	}
-}
-
-// finalNorm is the target's final norm on the host.
-func (s *study) finalNorm() func(dst, row []float32) {
-	h := s.Host
-	w := make([]float32, h.Hidden)
-	if err := s.Device.Download(w, h.FinalNorm); err != nil {
-		return func(_, _ []float32) {}
-	}
-	return func(dst, row []float32) {
-		var sum float64
-		for _, v := range row {
-			sum += float64(v) * float64(v)
-		}
-		scale := 1 / math.Sqrt(sum/float64(len(row))+float64(h.Eps))
-		for i, v := range row {
-			dst[i] = float32(float64(v) * scale * float64(h.Gain+w[i]))
-		}
-	}
-}
-
-func (r *residual) add(stored, clean []float32) {
-	for i, v := range stored {
-		d := float64(v) - float64(clean[i])
-		r.sum2 += d * d
-		r.sum4 += d * d * d * d
-		r.most = math.Max(r.most, math.Abs(d))
-		r.ref2 += float64(clean[i]) * float64(clean[i])
-		r.n++
+		id.noise = id.delta.drawn() && (alone && id.delta.even() || !alone && (likest < alike || likest > same && id.delta.even()))
 	}
 }
 
@@ -246,55 +206,111 @@ func (s *study) judgeStates(f *Finding, ids []identity) {
 	f.Measure = fmt.Sprintf("distance of recorded and recomputed states, relative: at most %.2g of the states %v (%.2g allowed)", worst, s.recordedStates(), limit)
 	f.Control = "neighbouring states are " + s.neighbours() + " apart"
 	f.Verdict, f.Sentence = RuledOut, "The recorded states are those that the target computes."
-	if (f.Key == "target-noise" || f.Key == "tap-noise") && !s.Capture.Exact && worst > exactDrift {
+	if (f.Key == "target-noise" || f.Key == "tap-noise") && (!s.Capture.Exact || s.Capture.Rounded) && worst > exactDrift {
 		f.Verdict, f.Needs = CannotTell, "a capture in arithmetic that the target repeats exactly"
 		f.Sentence = fmt.Sprintf("Noise below the %.0f %% by which arithmetic may differ cannot be seen.", 100*limit)
 	}
+	rows := 0
 	for _, id := range ids {
-		if id.own.rate() <= limit && (s.Capture.Rounded || !id.delta.bounded()) {
-			continue
+		for why, of := range id.causes {
+			if s.keyOf(id, why) != f.Key || of.rows <= rows && rows > 0 {
+				continue
+			}
+			rows = of.rows
+			f.weight = 2 + of.own.rate()
+			s.describeState(f, id, why, of)
+			f.Measure += fmt.Sprintf("; in %d of %d sequences", of.seqs, len(s.seqs))
 		}
-		// Another source explains it when it is much nearer than the own one.
-		other := id.best != (source{state: id.state}) && id.distance < id.own.rate()/2 && id.own.rate() > limit
-		isFinal := id.state == s.Host.Layers
-		var hit bool
-		switch f.Key {
-		case "capture-row":
-			hit = other && id.best.by != 0
-		case "capture-norm":
-			hit = other && id.best.normed && isFinal
-		case "capture-layer":
-			hit = other && id.best.by == 0 && (!id.best.normed || !isFinal)
-		case "target-noise":
-			hit = !other && isFinal
-		case "tap-noise":
-			hit = !other && !isFinal
+		if rows > 0 && f.Key != "capture-target" {
+			return // the first state tells
 		}
-		if !hit {
-			continue
-		}
-		f.Verdict, f.weight = Supported, 2+id.own.rate()
+	}
+}
+
+// keyOf is the finding that a cause belongs to.
+func (s *study) keyOf(id identity, why cause) string {
+	isFinal := id.state == s.Host.Layers
+	switch why.kind {
+	case elsewhere:
 		switch {
-		case !other:
-			f.Verdict = Confirmed
-			f.Measure = fmt.Sprintf("recorded minus recomputed state %d: rms %.3g, %.3g of the state's own, at most %.3g, kurtosis %.2f over %.0f values (%.2g of the length is allowed)",
-				id.state, id.delta.rms(), math.Sqrt(id.delta.sum2/id.delta.ref2), id.delta.most, id.delta.kurtosis(), id.delta.n, limit)
-			f.Sentence = fmt.Sprintf("State %d carries noise %s that the target did not compute.", id.state, id.delta.shape())
-			if isFinal {
-				f.weight++
-				f.Sentence += " The target's logits come from this state: noise belongs on the taps alone."
-			}
-		default:
-			if id.distance <= limit {
-				f.Verdict = Confirmed
-			}
-			f.Measure = fmt.Sprintf("recorded state %d is %.2g from recomputed state %d and %.2g from %s (%.2g allowed)", id.state, id.own.rate(), id.state, id.distance, id.best, limit)
-			f.Sentence = fmt.Sprintf("What is recorded as state %d is %s.", id.state, id.best)
-			if id.best.by > 0 {
-				f.Sentence += " Rows at a−1 then hold what only exists after the anchor: a leak."
-			}
+		case why.from.by != 0:
+			return "capture-row"
+		case why.from.norm != asComputed && (why.from.state == id.state):
+			return "capture-norm"
 		}
-		return
+		return "capture-layer"
+	case empty:
+		return "capture-empty"
+	case halfAsBF16, bf16AsHalf:
+		return "capture-dtype"
+	case scaled:
+		return "capture-values"
+	}
+	switch {
+	case id.noise && isFinal:
+		return "target-noise"
+	case id.noise:
+		return "tap-noise"
+	case id.later:
+		return "capture-values"
+	}
+	return "capture-target"
+}
+
+// describeState says what a cause is.
+func (s *study) describeState(f *Finding, id identity, why cause, of span) {
+	limit := s.Capture.drift()
+	f.Verdict = Supported
+	if of.left.rate() <= limit {
+		f.Verdict = Confirmed
+	}
+	f.Measure = fmt.Sprintf("recorded state %d is %.2g from recomputed state %d (%.2g allowed)", id.state, of.own.rate(), id.state, limit)
+	switch why.kind {
+	case elsewhere:
+		f.Measure = fmt.Sprintf("recorded state %d is %.2g from recomputed state %d and %.2g from %s (%.2g allowed)", id.state, of.own.rate(), id.state, of.left.rate(), why.from, limit)
+		f.Sentence = fmt.Sprintf("What is recorded as state %d is %s.", id.state, why.from)
+		if why.from.by > 0 {
+			f.Sentence += " Rows at a−1 then hold what only exists after the anchor: a leak."
+		}
+	case empty:
+		f.Measure += fmt.Sprintf("; %d rows are zero or repeat the row before, and the others are %.2g from it", of.rows, of.left.rate())
+		f.Sentence = fmt.Sprintf("State %d lacks rows: %d are zero or repeat the row before, as where a prefix cache or a lost chunk left a gap (%s).", id.state, of.rows, of.detail)
+	case halfAsBF16:
+		f.Measure += fmt.Sprintf("; its bits read as half floats are %.2g from it", of.left.rate())
+		f.Sentence = fmt.Sprintf("State %d was stored as half floats, and its bits were read as bf16.", id.state)
+	case bf16AsHalf:
+		f.Measure += fmt.Sprintf("; its bits read as bf16 are %.2g from it", of.left.rate())
+		f.Sentence = fmt.Sprintf("State %d was stored as bf16, and its bits were read as half floats.", id.state)
+	case scaled:
+		f.Measure += fmt.Sprintf("; %s, and then it is %.2g from it", of.detail, of.left.rate())
+		f.Sentence = fmt.Sprintf("State %d is the target's but for a factor: %s.", id.state, of.detail)
+	case unexplained, asRecomputed:
+		d := id.delta
+		f.Measure = fmt.Sprintf("recorded minus recomputed state %d: rms %.3g, %.3g of the state's own, at most %.3g, kurtosis %.2f over %.0f values (%.2g of the length is allowed)",
+			id.state, d.rms(), math.Sqrt(d.sum2/d.ref2), d.most, d.kurtosis(), d.n, limit)
+		s.describeUnexplained(f, id, of)
+	}
+}
+
+// describeUnexplained says what is known of a deviation that no single change
+// explains.
+func (s *study) describeUnexplained(f *Finding, id identity, of span) {
+	f.Verdict = Supported
+	switch f.Key {
+	case "capture-values":
+		f.weight++ // it is the more definite of the two
+		f.Sentence = fmt.Sprintf("State %d is not what the target computes, though a later state is, which comes from it: its values were changed after they were computed (clipped, permuted, overwritten).", id.state)
+	case "capture-target":
+		f.Measure += fmt.Sprintf("; %.2g of it is alike in all rows", id.delta.systematic())
+		f.Needs = "the weights and the whole text that the engine ran"
+		f.Sentence = "The recorded states are not what this target computes of these tokens: " + of.detail + "."
+	default:
+		f.Verdict = Confirmed
+		f.Sentence = fmt.Sprintf("State %d carries noise %s that the target did not compute.", id.state, id.delta.shape())
+		if f.Key == "target-noise" {
+			f.weight++
+			f.Sentence += " The target's logits come from this state: noise belongs on the taps alone."
+		}
 	}
 }
 
@@ -304,7 +320,7 @@ func (s *study) neighbours() string {
 	q := s.seqs[0]
 	for c := 1; c <= s.Host.Layers; c++ {
 		var d count
-		s.distance(&d, &subject{Sequence: q.Sequence, ids: q.ids, clean: q.clean}, q.clean[c-1], source{state: c}, nil)
+		s.distance(&d, q, q.clean[c-1], source{state: c}, nil)
 		least = math.Min(least, d.rate())
 	}
 	return fmt.Sprintf("%.2g or more", least)

@@ -3,7 +3,10 @@ package diagnose
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
+
+	"github.com/draftscope/draftscope/drafter"
 )
 
 // smallEffect is a twentieth of the hits: what less is lost without a tap is
@@ -11,8 +14,9 @@ import (
 const smallEffect = 0.05
 
 // probeTaps says whether the target's final state is among the taps, what it
-// is worth, and how much each tap is used.
-func (s *study) probeTaps(r *Report, trials []trial) {
+// is worth, and how much each tap is used. best are the keys of the graph that
+// drafts best.
+func (s *study) probeTaps(r *Report, trials []trial, best []string) {
 	n := s.Host.Layers
 	final := -1
 	var use []string
@@ -36,6 +40,14 @@ func (s *study) probeTaps(r *Report, trials []trial) {
 		f.Sentence = fmt.Sprintf("The drafter reads states up to %d; the final state %d, which gives the labels, is not among them.", highest(s), n)
 		r.Findings = append(r.Findings, f)
 		return
+	}
+	for _, tr := range trials {
+		if len(best) > 0 && tr.key == best[0] && tr.key == "state-number" && !slices.ContainsFunc(tr.graph.Taps, func(t drafter.Tap) bool { return t.State == n }) {
+			f.Verdict, f.Needs = CannotTell, "target_layer_ids that are those of the training"
+			f.Sentence = "The configuration names the final state, but all of its layer ids are off."
+			r.Findings = append(r.Findings, f)
+			return
+		}
 	}
 	f.Verdict = Confirmed
 	effect := "its effect cannot be measured: it is the only tap"

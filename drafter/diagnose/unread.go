@@ -42,7 +42,7 @@ func (s *study) unread(trials []trial, best []string) *unread {
 	free := func(t *trial) bool { return t != nil && t.a > 0 && t.gain.Low > -matters/2*t.a }
 	costs := func(t *trial) bool { return t != nil && t.gain.High < -matters*t.a }
 	token, early, late, end := of("slot-0", 0), of("tap-late", 0), of("tap-late", 1), of("context-end", 0)
-	if token == nil || early == nil || late == nil || end == nil || !s.readsFar(trials) {
+	if token == nil || early == nil || late == nil || end == nil || !token.skilled || !end.skilled || !s.readsFar(trials) {
 		return nil
 	}
 	for _, t := range trials { // a mismatch that large explains anything

@@ -30,7 +30,10 @@ func variants(spec drafter.Spec, targetLayers int, states []int, specials []int3
 	ropeVariants(spec, add)
 	attentionVariants(d.Attention, add)
 	if spec.KVHeads > 1 && spec.Heads > spec.KVHeads {
-		add("gqa-order", "query head g on kv head g mod kv (tiled)", func(g *Graph) { g.Tiled = true })
+		add("gqa-order", "query head g on kv head g mod kv (tiled)", func(g *Graph) { g.Tiled = everyLayer })
+		eachLayer(spec, func(i int, words string) {
+			add("gqa-order", "query head g on kv head g mod kv (tiled)"+words, func(g *Graph) { g.Tiled = 1 << i })
+		})
 	}
 	add("slot-0", "the mask token in slot 0", func(g *Graph) { g.MaskAnchor = true })
 	add("anchor-leak", "the anchor's own states in the context", func(g *Graph) { g.Context = 1 })
@@ -50,6 +53,15 @@ func variants(spec drafter.Spec, targetLayers int, states []int, specials []int3
 	return out
 }
 
+// eachLayer visits the layers of a drafter that has several.
+func eachLayer(spec drafter.Spec, visit func(i int, words string)) {
+	for i := range spec.Attention {
+		if len(spec.Attention) > 1 {
+			visit(i, fmt.Sprintf(" in layer %d", i))
+		}
+	}
+}
+
 type adder func(key, words string, change func(*Graph))
 
 func ropeVariants(spec drafter.Spec, add adder) {
@@ -58,13 +70,16 @@ func ropeVariants(spec drafter.Spec, add adder) {
 			add("rope-base", fmt.Sprintf("RoPE base %g", theta), func(g *Graph) { g.Theta = theta })
 		}
 	}
-	for _, quarter := range []int{1, 2, 4} {
+	for _, quarter := range []int{1, 2, 3, 4} {
 		rotary := spec.HeadDim * quarter / 4
 		if rotary >= 2 && rotary%2 == 0 && rotary != spec.Rotary {
 			add("rope-fraction", fmt.Sprintf("%d of %d dims of a head rotated", rotary, spec.HeadDim), func(g *Graph) { g.Rotary = rotary })
 		}
 	}
-	add("rope-layout", "neighbouring dims rotated together (interleaved)", func(g *Graph) { g.Interleaved = true })
+	add("rope-layout", "neighbouring dims rotated together (interleaved)", func(g *Graph) { g.Interleaved = everyLayer })
+	eachLayer(spec, func(i int, words string) {
+		add("rope-layout", "neighbouring dims rotated together (interleaved)"+words, func(g *Graph) { g.Interleaved = 1 << i })
+	})
 	for _, by := range []int{-2, -1, 1, 2} {
 		add("rope-offset", fmt.Sprintf("the block's positions moved by %+d", by), func(g *Graph) { g.Offset = by })
 	}
@@ -125,9 +140,12 @@ func tapVariants(taps []drafter.Tap, n int, states []int, add adder) {
 		}
 		return out, true
 	}
-	for _, by := range []int{-1, 1} {
+	for _, by := range []int{-1, 1, -2, 2} {
 		if m, ok := moved(by); ok && !slices.Equal(m, taps) {
-			add("state-number", "every tap reading the state one "+map[int]string{-1: "lower", 1: "higher"}[by], func(g *Graph) { g.Taps = m })
+			add("state-number", "every tap reading the state "+map[int]string{-1: "one lower", 1: "one higher", -2: "two lower", 2: "two higher"}[by], func(g *Graph) { g.Taps = m })
+		}
+		if by != 1 && by != -1 {
+			continue
 		}
 		for p, t := range taps {
 			other := drafter.Tap{State: t.State + by}
@@ -141,13 +159,11 @@ func tapVariants(taps []drafter.Tap, n int, states []int, add adder) {
 			words := map[bool]string{true: "before", false: "after"}[t.Normed]
 			add("final-norm", fmt.Sprintf("tap %d %s the final norm", p, words), func(g *Graph) { g.Taps[p].Normed = !t.Normed })
 		}
-		for q := p + 1; q < len(taps); q++ {
-			add("tap-order", fmt.Sprintf("taps %d and %d exchanged", p, q), func(g *Graph) { g.Taps[p], g.Taps[q] = g.Taps[q], g.Taps[p] })
-		}
 		if len(taps) > 1 {
 			add("tap-use", fmt.Sprintf("tap %d left out", p), func(g *Graph) { g.Mute = p + 1 })
 		}
 	}
+	tapOrders(taps, add)
 	if len(taps) > 2 {
 		reversed := slices.Clone(taps)
 		slices.Reverse(reversed)
@@ -157,4 +173,22 @@ func tapVariants(taps []drafter.Tap, n int, states []int, add adder) {
 		late := slices.Repeat([]int{by}, len(taps))
 		add("tap-late", fmt.Sprintf("every tap %s by a token", map[int]string{-1: "early", 1: "late"}[by]), func(g *Graph) { g.Late = late })
 	}
+}
+
+// tapOrders exchanges two taps.
+func tapOrders(taps []drafter.Tap, add adder) {
+	for p := range taps {
+		for q := p + 1; q < len(taps); q++ {
+			add("tap-order", fmt.Sprintf("taps %d and %d exchanged", p, q), func(g *Graph) { g.Taps[p], g.Taps[q] = g.Taps[q], g.Taps[p] })
+		}
+	}
+}
+
+// orderWords says in which order taps stand.
+func orderWords(taps []drafter.Tap) string {
+	states := make([]int, len(taps))
+	for i, t := range taps {
+		states[i] = t.State
+	}
+	return fmt.Sprintf("the taps reading the states %v", states)
 }
