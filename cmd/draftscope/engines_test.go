@@ -382,20 +382,40 @@ type beat struct {
 	Counts            tapCounts
 }
 
+// withinABatch stops the engine while all requests of a batch are open at the
+// daemon that shows itself at page.
+func (b *rig) withinABatch(engine, daemon *process, page string, open int) {
+	b.t.Helper()
+	want := fmt.Sprintf("draftscope_tap_open_requests{run=\"r1\"} %d\n", open)
+	b.until(engine, daemon, func() bool {
+		if !strings.Contains(get(b.t, "http://"+page+"/metrics"), want) {
+			return false
+		}
+		engine.signal(syscall.SIGSTOP)
+		if strings.Contains(get(b.t, "http://"+page+"/metrics"), want) {
+			return true
+		}
+		engine.signal(syscall.SIGCONT)
+		return false
+	})
+}
+
 func TestAKilledDaemonDoesNotStopServingAndANewOneGoesOn(t *testing.T) {
 	b := newRig(t)
 	ds := filepath.Join(b.dir, "ds")
 	args := []string{"--out", ds, "--states", "2,4,5,6,8"}
-	daemon := b.tap(args...)
+	page := fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	daemon := b.tap(append(args, "--http", page)...)
 	engine := b.drive("forever", "--batch", "4", "--new", "16")
 	at := func(n int) func() bool {
 		return func() bool { return strings.Contains(engine.log.String(), fmt.Sprintf(`"n": %d,`, n)) }
 	}
 	b.until(engine, daemon, at(2))
 	with := last[beat](t, engine)
-	time.Sleep(time.Duration(with.Seconds / 2 * float64(time.Second))) // into the next batch
+	b.withinABatch(engine, daemon, page, 4)
 	daemon.kill()
-	b.until(engine, daemon, at(with.N+4))
+	engine.signal(syscall.SIGCONT)
+	b.until(engine, daemon, at(last[beat](t, engine).N+4))
 	without := last[beat](t, engine)
 	if without.Connected || without.Mapped || without.Counts.Lost == 0 {
 		t.Errorf("after the daemon's death: %+v; want no connection, no mapping, and what was open counted", without)
@@ -423,7 +443,8 @@ func TestAKilledDaemonDoesNotStopServingAndANewOneGoesOn(t *testing.T) {
 func TestAKilledEngineLeavesTombstonesAndNoMapping(t *testing.T) {
 	b := newRig(t)
 	ds := filepath.Join(b.dir, "ds")
-	daemon := b.tap("--out", ds, "--states", "2,4,5,6,8")
+	page := fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	daemon := b.tap("--out", ds, "--states", "2,4,5,6,8", "--http", page)
 	engine := b.drive("forever", "--batch", "4", "--new", "64")
 	b.until(engine, daemon, func() bool { return strings.Contains(engine.log.String(), `"n": 0,`) })
 	mapped := func() bool {
@@ -436,7 +457,7 @@ func TestAKilledEngineLeavesTombstonesAndNoMapping(t *testing.T) {
 	if !mapped() {
 		t.Fatal("the daemon has no ring mapped while the engine serves")
 	}
-	time.Sleep(time.Duration(last[beat](t, engine).Seconds / 2 * float64(time.Second))) // into the next batch
+	b.withinABatch(engine, daemon, page, 4)
 	engine.kill()
 	for end := time.Now().Add(10 * time.Second); mapped(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
