@@ -12,8 +12,8 @@ import (
 
 // backendFlags registers what decides the device.
 func (j *jobFlags) backendFlags(fs *flag.FlagSet) {
-	j.backend = oneOfFlag(fs, "backend", "auto", "what computes: auto, cpu or cuda `NAME`", "cpu", "cuda")
-	j.precision = oneOfFlag(fs, "precision", "f32", "what a CUDA device computes in: f32, or bf16 (half the memory, faster, rounded) `TYPE`", "bf16")
+	j.backend = oneOfFlag(fs, "backend", "auto", "compute by the backend `NAME`: auto, cpu or cuda", "cpu", "cuda")
+	j.precision = oneOfFlag(fs, "precision", "f32", "let a CUDA device compute in `TYPE`: f32, or bf16 (half the memory, faster, rounded)", "bf16")
 }
 
 // newDevice opens the backend that --backend names. Workers that run side by

@@ -70,10 +70,10 @@ func mustRun(t *testing.T, want int, args ...string) (stdout, stderr string) {
 func TestServeDeletesTheStreamsOfARunThatIsOverAndTakesItUpAgain(t *testing.T) {
 	dir := t.TempDir()
 	ds := filepath.Join(dir, "ds")
-	url, stderr := serving(t, "--out", ds, "--grace", "2s", "--states-encoding", "fp8-e4m3")
+	url, stderr := serving(t, "--out", ds, "--grace", "6s", "--states-encoding", "fp8-e4m3")
 	source := []string{"capture", "--stream-only", "--nats", url, "--max-new", "10", "--run", "r1"}
 	worker := []string{"draft", "--nats", url, "--run", "r1", "--budgets", "8", "--once"}
-	drafting := make(chan string, 1) // it is known before the streams go
+	drafting := make(chan string, 1) // it is known before the streams go, or waits for more for ever
 	go func() {
 		var errs bytes.Buffer
 		if code := run(t.Context(), worker, new(bytes.Buffer), &errs); code != exitOK {
@@ -83,8 +83,13 @@ func TestServeDeletesTheStreamsOfARunThatIsOverAndTakesItUpAgain(t *testing.T) {
 	}()
 	time.Sleep(200 * time.Millisecond)
 	mustRun(t, exitOK, append(source, "--limit", "2")...)
-	if errs := <-drafting; errs != "" {
-		t.Fatal(errs)
+	select {
+	case errs := <-drafting:
+		if errs != "" {
+			t.Fatal(errs)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the worker has not ended: it needed longer than the grace to join")
 	}
 	stderr.await(t, "run r1 is over, and stored: its streams are deleted", 1)
 	if got, _ := mustRun(t, exitOK, "inspect", "--nats", url, ds); !strings.Contains(got, "2 sequences captured, of which "+ds+" has 2 stored, 0 set aside, 0 missing") || strings.Contains(got, "DS_r1") {

@@ -164,7 +164,7 @@ func (j *jobFlags) captureFlags(fs *flag.FlagSet) {
 	fs.IntVar(&j.limit, "limit", 0, "only the first `N` inputs")
 	j.states = statesFlag{word: "taps"}
 	fs.Var(&j.states, "states", "which states to record: taps, all, or a `LIST` such as 0,2,8 (state c = after c layers, before the final norm)")
-	j.dtype = oneOfFlag(fs, "dtype", "f32", "how states are captured: f32, or bf16 (half the size, rounded) `TYPE`", "bf16")
+	j.dtype = oneOfFlag(fs, "dtype", "f32", "capture states as `TYPE`: f32, or bf16 (half the size, rounded)", "bf16")
 	j.encoding = encodingFlag(fs)
 	encodersFlag(fs, &j.encoders)
 	fs.IntVar(&j.maxNew, "max-new", 144, "at most `N` new tokens a prompt")

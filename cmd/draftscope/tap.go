@@ -103,7 +103,7 @@ func (t *tapJob) tapFlags(fs *flag.FlagSet) {
 	fs.StringVar(&t.jobFlags.run, "run", "r1", "the `NAME` of this capture")
 	t.states = statesFlag{word: "taps"}
 	fs.Var(&t.states, "states", "which states to record: taps, all, or a `LIST` such as 0,2,8 (state c = after c layers, before the final norm)")
-	t.dtype = oneOfFlag(fs, "dtype", "engine", "how states are captured: as the engine has them, or rounded to bf16 `TYPE`", "f32", "bf16")
+	t.dtype = oneOfFlag(fs, "dtype", "engine", "capture states as `TYPE`: engine (as it has them), f32, or bf16 (rounded)", "f32", "bf16")
 	t.encoding = encodingFlag(fs)
 	fs.Float64Var(&t.policy.Sample, "sample", 1, "keep this `SHARE` of the requests")
 	fs.IntVar(&t.policy.MinTokens, "min-tokens", 0, "drop requests with fewer than `N` tokens")

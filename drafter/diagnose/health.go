@@ -124,7 +124,7 @@ func (s *study) probeTraining(ctx context.Context, r *Report, runs []engineRun) 
 		f.Sentence = fmt.Sprintf("It was trained to its end: %s. It is %.2f tokens a round behind %s all the same.", curve.words, -f.Effect.Value, s.Reference.Name)
 	case curve.run != "" || compared:
 		f.Verdict = RuledOut
-		f.Sentence = fmt.Sprintf("It hits as much as %s does.", nameOf(s.Reference))
+		f.Sentence = fmt.Sprintf("It is not behind %s.", nameOf(s.Reference))
 		if curve.run != "" {
 			f.Sentence = capital(curve.words) + "."
 		}

@@ -6,7 +6,7 @@ import "fmt"
 // source's to have learnt these, and how often beside its hits in general.
 const (
 	learntSource = 3
-	asElsewhere  = 0.75
+	asElsewhere  = 1
 )
 
 // labelSource is a wrong way to make labels: the head on another state than

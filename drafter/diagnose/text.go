@@ -7,14 +7,14 @@ import (
 	"text/tabwriter"
 )
 
-// WriteText writes a report for people: the sentence, the alarms with their
-// evidence, what cannot be told, and what is ruled out in one line each.
+// WriteText writes a report for people: the sentence, what was found with its
+// evidence, what cannot be told and why, and what is ruled out by what.
 func WriteText(w io.Writer, r *Report) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n\n", fold(r.Sentence, "", 100))
 	fmt.Fprintf(&b, "Drafter %s on %d sequences; variants drafted at %d anchors; %.1f s\n", r.Drafter, r.Sequences, r.Anchors, r.Seconds)
 	for _, f := range r.Findings {
-		if f.Verdict == RuledOut || f.Verdict == CannotTell && !f.Note {
+		if f.Verdict == RuledOut || f.Verdict == CannotTell {
 			continue
 		}
 		fmt.Fprintf(&b, "\n%s: %s (%s, %s)\n", strings.ToUpper(string(f.Verdict)), f.Hypothesis, f.Subject, f.Key)
@@ -24,8 +24,8 @@ func WriteText(w io.Writer, r *Report) error {
 			}
 		}
 	}
-	list(&b, r, CannotTell, "\nCannot be told from this data\n", func(f Finding) string { return f.Hypothesis + "\tneeds " + f.Needs })
-	list(&b, r, RuledOut, "\nRuled out\n", func(f Finding) string { return f.Hypothesis + "\t" + f.Measure })
+	list(&b, r, CannotTell, "Cannot be told from this data", func(f Finding) string { return f.Sentence + " Needs " + f.Needs + "." })
+	list(&b, r, RuledOut, "Ruled out", func(f Finding) string { return f.Measure })
 	if len(r.Offsets) > 0 {
 		fmt.Fprint(&b, "\nHits by slot, against the label and those beside it\n")
 		t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -57,16 +57,26 @@ func WriteText(w io.Writer, r *Report) error {
 	return err
 }
 
-func list(b *strings.Builder, r *Report, v Verdict, title string, words func(Finding) string) {
-	var lines []string
+// list writes the findings of a verdict, each with why; what one measurement
+// settles stands together.
+func list(b *strings.Builder, r *Report, v Verdict, title string, why func(Finding) string) {
+	last := ""
 	for _, f := range r.Findings {
-		if f.Verdict == v && (v != CannotTell || !f.Note) {
-			what, why, _ := strings.Cut(words(f), "\t")
-			lines = append(lines, "  "+what+"\n"+"      "+fold(why, "      ", 94))
+		if f.Verdict != v {
+			continue
 		}
+		words := "\n      " + fold(why(f), "      ", 94)
+		switch {
+		case last == "":
+			fmt.Fprintf(b, "\n%s", title)
+		case words != last:
+			b.WriteString(last)
+		}
+		fmt.Fprintf(b, "\n  %s", f.Hypothesis)
+		last = words
 	}
-	if len(lines) > 0 {
-		fmt.Fprintf(b, "%s%s\n", title, strings.Join(lines, "\n"))
+	if last != "" {
+		b.WriteString(last + "\n")
 	}
 }
 
