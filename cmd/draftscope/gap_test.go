@@ -217,18 +217,25 @@ func TestAStoreWhoseDatasetIsDeletedStopsAndAcknowledgesNothingMore(t *testing.T
 	}
 }
 
-// purge takes messages out of a stream, read or not.
-func purge(t *testing.T, url, stream string, which ...jetstream.StreamPurgeOpt) {
+// jetStreamAt talks to a server until the test ends.
+func jetStreamAt(t *testing.T, url string) jetstream.JetStream {
 	t.Helper()
 	nc, err := nats.Connect(url)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer nc.Close()
+	t.Cleanup(nc.Close)
 	js, err := jetstream.New(nc)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return js
+}
+
+// purge takes messages out of a stream, read or not.
+func purge(t *testing.T, url, stream string, which ...jetstream.StreamPurgeOpt) {
+	t.Helper()
+	js := jetStreamAt(t, url)
 	s, err := js.Stream(t.Context(), stream)
 	if err != nil {
 		t.Fatal(err)

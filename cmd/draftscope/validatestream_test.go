@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 )
 
 func TestAWholeStreamHasNoFaultAndStaysAsItIs(t *testing.T) {
@@ -76,15 +75,7 @@ func TestTheStreamsOfAJobAreCheckedToo(t *testing.T) {
 // gives for each.
 func rewrite(t *testing.T, url, name string, change func(m *nats.Msg) []*nats.Msg) {
 	t.Helper()
-	nc, err := nats.Connect(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	js := jetStreamAt(t, url)
 	s, err := js.Stream(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
