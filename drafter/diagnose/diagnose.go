@@ -47,18 +47,19 @@ func Run(ctx context.Context, c Case) (*Report, error) {
 		}
 	}
 	r.rank()
-	r.conclude()
+	r.conclude(s.littleToJudge())
 	r.Seconds = time.Since(start).Seconds()
 	return r, nil
 }
 
-// conclude says the whole in one sentence.
-func (r *Report) conclude() {
+// conclude says the whole in one sentence. little says why a drafter without a
+// fault may have one all the same.
+func (r *Report) conclude(little string) {
 	if len(r.Findings) > 0 && r.Findings[0].alarm() {
 		r.Sentence = r.Findings[0].Sentence
 		return
 	}
-	r.Sentence = fmt.Sprintf("No fault found in %s or in the capture.", r.Drafter)
+	r.Sentence = fmt.Sprintf("No fault found in %s or in the capture%s.", r.Drafter, little)
 	for _, f := range r.Findings {
 		if f.Key == keyTraining {
 			r.Sentence += " " + f.Sentence

@@ -109,7 +109,9 @@ func (s *study) probeTraining(ctx context.Context, r *Report, runs []engineRun) 
 	case curve.early():
 		f.Verdict = Supported
 		f.Sentence = fmt.Sprintf("It is healthy but undertrained: it hits as run %s did by step %d of %d.", curve.run, curve.step, curve.last)
-		if behind {
+		if r.alarmed() {
+			f.Sentence = fmt.Sprintf("It hits as run %s did by step %d of %d; what of that is the fault's cannot be told before it is put right.", curve.run, curve.step, curve.last)
+		} else if behind {
 			f.Sentence += fmt.Sprintf(" It is %.2f tokens a round behind %s, and no fault that was tried explains that.", -f.Effect.Value, s.Reference.Name)
 		}
 	case behind && curve.run == "" && r.alarmed():

@@ -177,7 +177,7 @@ func examine(t *testing.T, c Case, probes ...probe) *Report {
 		}
 	}
 	r.rank()
-	r.conclude()
+	r.conclude("")
 	return r
 }
 

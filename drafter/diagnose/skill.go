@@ -1,5 +1,7 @@
 package diagnose
 
+import "fmt"
+
 // ownHits is what part of a graph's hits must be its own at least before
 // anything is concluded from them. Drafts that are always the same tokens hit
 // whatever text has more of these, under any graph: of random weights another
@@ -46,4 +48,15 @@ func (s *study) byChance(ms []measured, shift int) (hits, chance float64) {
 func (s *study) skilled(ms []measured, shift int) bool {
 	hits, chance := s.byChance(ms, shift)
 	return hits-chance >= ownHits*hits && hits > 0
+}
+
+// littleToJudge is the rest of the sentence "no fault found", where the
+// drafter hits too little of its own for most faults to show; else empty.
+func (s *study) littleToJudge() string {
+	if len(s.declared) == 0 || s.skilled(s.declared, s.shift) {
+		return ""
+	}
+	hits, chance := s.byChance(s.declared, s.shift)
+	return fmt.Sprintf(", but it hits so little of its own that most faults of a drafter would not show yet: %.2f of slots 1–%d, where the same drafts dealt to other anchors hit %.2f",
+		hits, s.declared[0].slots, chance)
 }
