@@ -112,10 +112,7 @@ func diagnoseJob(ctx context.Context, j *job, d diagnoseFlags) (err error) {
 			return err
 		}
 	}
-	if c.Sequences, err = j.storedSequences(ctx, d.dataset, record); err != nil {
-		return err
-	}
-	if c.Again, err = j.storedAgain(ctx, d.dataset, record, c.Sequences); err != nil {
+	if c.Sequences, c.Again, err = j.storedSequences(ctx, d.dataset, record); err != nil {
 		return err
 	}
 	incomplete := j.storedDrafts(ctx, d.dataset, record, c, fingerprint)
@@ -239,16 +236,17 @@ func drafterNamed(r data.Run, ref string) (name string, p place, err error) {
 	return "", p, badUsage("there is no folder %s, and run %s knows no drafter of that name", ref, r.Name)
 }
 
-// storedSequences reads at most --limit sequences of a run, evenly over all.
-func (j *job) storedSequences(ctx context.Context, dataset string, r data.Run) (out []diagnose.Sequence, err error) {
+// storedSequences reads at most --limit sequences of a run, evenly over all,
+// and some of them again from another run.
+func (j *job) storedSequences(ctx context.Context, dataset string, r data.Run) (out, again []diagnose.Sequence, err error) {
 	ds, err := data.Open(dataset)
 	if err != nil {
-		return nil, dataError(err)
+		return nil, nil, dataError(err)
 	}
 	defer func() { err = errors.Join(err, ds.Close()) }()
 	stored, err := ds.Stored(r.Name)
 	if err != nil {
-		return nil, dataError(err)
+		return nil, nil, dataError(err)
 	}
 	ids := make([]string, 0, len(stored))
 	for id := range stored {
@@ -260,12 +258,13 @@ func (j *job) storedSequences(ctx context.Context, dataset string, r data.Run) (
 		want[ids[i*len(ids)/min(j.limit, len(ids))]] = true
 	}
 	if out, err = sequencesOf(ctx, ds, r.Name, want); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if len(out) == 0 {
-		return nil, badUsage("run %s in %s holds no sequence", r.Name, dataset)
+		return nil, nil, badUsage("run %s in %s holds no sequence", r.Name, dataset)
 	}
-	return out, nil
+	again, err = storedAgain(ctx, ds, r, out)
+	return out, again, err
 }
 
 // mostAgain bounds the sequences that are read from another run.
@@ -273,12 +272,7 @@ const mostAgain = 8
 
 // storedAgain reads some of the same sequences from another run of the same
 // settings, if the dataset has one.
-func (j *job) storedAgain(ctx context.Context, dataset string, r data.Run, have []diagnose.Sequence) (out []diagnose.Sequence, err error) {
-	ds, err := data.Open(dataset)
-	if err != nil {
-		return nil, dataError(err)
-	}
-	defer func() { err = errors.Join(err, ds.Close()) }()
+func storedAgain(ctx context.Context, ds *data.Dataset, r data.Run, have []diagnose.Sequence) ([]diagnose.Sequence, error) {
 	for _, other := range ds.Runs() {
 		if other.Name == r.Name || !sameSettings(r, other) {
 			continue

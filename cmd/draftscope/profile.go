@@ -2,13 +2,12 @@ package main
 
 import (
 	"fmt"
-	"math"
 	"slices"
 
 	"github.com/draftscope/draftscope/data"
 	"github.com/draftscope/draftscope/extract/target"
 	"github.com/draftscope/draftscope/extract/tokenizer"
-	"github.com/draftscope/draftscope/schemas"
+	"github.com/draftscope/draftscope/extract/verify"
 	"github.com/draftscope/draftscope/schemas/sound"
 )
 
@@ -46,7 +45,7 @@ func (j *job) profile(r data.Run, texts [][]int32) (sound.Profile, error) {
 			return nil, fmt.Errorf("measuring the target's states: %w", err)
 		}
 		for i, vals := range out.States {
-			sizes[i].Add(rowSizes(vals, r.Hidden))
+			sizes[i].Add(verify.RowRMS(vals, r.Hidden))
 		}
 	}
 	p := sound.Profile{}
@@ -84,15 +83,6 @@ func (j *job) knownProfile(r data.Run) sound.Profile {
 		}
 	}
 	return nil
-}
-
-func rowSizes(vals []float32, hidden int) []float64 {
-	var out []float64
-	for at := 0; at+hidden <= len(vals); at += hidden {
-		raw := schemas.F32.AppendBytes(nil, vals[at:at+hidden])
-		out = append(out, float64(sound.Norm(schemas.F32, raw))/math.Sqrt(float64(hidden)))
-	}
-	return out
 }
 
 // beginnings are the first tokens of what a source is to run.

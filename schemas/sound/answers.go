@@ -38,9 +38,12 @@ func Greedy(tokens, answers []int32, row schemas.Sequence) string {
 	if n < judged || float64(hits[0]) >= Kept*float64(n) {
 		return ""
 	}
-	for by, words := range map[int]string{-1: "before", 1: "after"} {
-		if hits[by]-hits[0] > max(2, n/50) && 2*hits[by] > n {
-			return fmt.Sprintf("the answers are %d of the %d tokens of a greedy reply, those of the row %s %d: the rows of this capture are shifted", hits[0], n, words, hits[by])
+	for _, beside := range []struct {
+		by    int
+		words string
+	}{{-1, "before"}, {1, "after"}} {
+		if at := hits[beside.by]; at-hits[0] > max(2, n/50) && 2*at > n {
+			return fmt.Sprintf("the answers are %d of the %d tokens of a greedy reply, those of the row %s %d: the rows of this capture are shifted", hits[0], n, beside.words, at)
 		}
 	}
 	return ""
