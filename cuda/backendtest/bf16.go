@@ -441,7 +441,7 @@ func testDeltaRuleBF16(t *testing.T, l *lab) {
 	t.Run("invariance of the recurrence", func(t *testing.T) {
 		r := newDelta(130, 2, 4, 64, 64, .97).rounded()
 		out, state := r.run(t, l, r.rows, 1)
-		for _, cut := range cuts {
+		for _, cut := range cuts() {
 			again, end := r.run(t, l, cut, 1)
 			same(t, fmt.Sprintf("batches of %d", cut), again, out)
 			same(t, "state", end, state)

@@ -200,7 +200,7 @@ func testDeltaRule(t *testing.T, l *lab) {
 	t.Run("invariance of the recurrence", func(t *testing.T) {
 		r := newDelta(130, 2, 4, 16, 9, .97)
 		out, state := r.run(t, l, r.rows, 1)
-		for _, cut := range cuts {
+		for _, cut := range cuts() {
 			for _, lay := range layouts {
 				what := fmt.Sprintf("batches of %d, %s", cut, lay.name)
 				again, end := r.run(t, l.in(lay), cut, 1)
