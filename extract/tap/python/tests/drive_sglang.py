@@ -18,6 +18,8 @@ import tempfile
 import time
 from typing import Any
 
+from driving import arguments, round_of, sequences
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
@@ -36,8 +38,7 @@ def main(a: argparse.Namespace) -> None:
     stand_in()
     import sglang
 
-    with open(a.sequences) as f:
-        seqs = [json.loads(line) for line in f][: a.count]
+    seqs = sequences(a.sequences, a.count)
     options: dict[str, Any] = {
         "model_path": a.model, "device": "cpu", "dtype": "float32", "attention_backend": "torch_native", "sampling_backend": "pytorch",
         "skip_tokenizer_init": True, "max_total_tokens": 16384, "context_length": 1024, "disable_overlap_schedule": True, "log_level": "error",
@@ -47,7 +48,7 @@ def main(a: argparse.Namespace) -> None:
     start = time.monotonic()
     served: list[dict[str, Any]] = []
     for n in range(a.rounds):
-        part = [{**s, "id": f"{s['id']}-{n}" if n else s["id"]} for s in seqs]
+        part = round_of(seqs, n)
         prompts = [s["input_ids"][: s["prompt_len"]] for s in part]
         params = [{"temperature": 0, "max_new_tokens": a.new, "stop_token_ids": [2], "custom_params": {"draftscope_id": s["id"]}} for s in part]
         for s, prompt, out in zip(part, prompts, engine.generate(input_ids=prompts, sampling_params=params)):
@@ -58,12 +59,4 @@ def main(a: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    p = argparse.ArgumentParser()
-    p.add_argument("--model", required=True)
-    p.add_argument("--socket", required=True)
-    p.add_argument("--sequences", required=True)
-    p.add_argument("--count", type=int, default=24)
-    p.add_argument("--rounds", type=int, default=1)
-    p.add_argument("--new", type=int, default=144)
-    p.add_argument("--engine", default="{}", help="JSON of more engine arguments")
-    main(p.parse_args())
+    main(arguments().parse_args())

@@ -19,6 +19,8 @@ import tempfile
 import time
 from typing import Any
 
+from driving import arguments, round_of, sequences
+
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 # One thread, bound to no core: the machine is shared with the daemon.
@@ -67,8 +69,7 @@ async def serve(engine: Any, s: dict[str, Any], new: int, patience: int | None, 
 
 
 async def main(a: argparse.Namespace) -> None:
-    with open(a.sequences) as f:
-        seqs = [json.loads(line) for line in f][: a.count]
+    seqs = sequences(a.sequences, a.count)
     rng = random.Random(a.seed)
     options: dict[str, Any] = {"prefix_cache": a.prefix_cache, "ring_bytes": a.ring_bytes}
     more: dict[str, Any] = json.loads(a.engine)
@@ -90,7 +91,7 @@ async def main(a: argparse.Namespace) -> None:
     served: list[dict[str, Any]] = []
     given_up: list[str] = []
     for n in range(a.rounds):
-        part = [{**s, "id": f"{s['id']}-{n}" if n else s["id"]} for s in seqs]
+        part = round_of(seqs, n)
         patience = [rng.randint(1, 8) if rng.random() < a.abort else None for _ in part]
         jobs = [serve(engine, s, rng.randint(4, a.new) if a.random else a.new, p, {}) for s, p in zip(part, patience)]
         for s, out in zip(part, await asyncio.gather(*jobs)):
@@ -104,20 +105,13 @@ async def main(a: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    p = argparse.ArgumentParser()
-    p.add_argument("--model", required=True)
-    p.add_argument("--socket", required=True)
-    p.add_argument("--sequences", required=True)
-    p.add_argument("--count", type=int, default=24)
-    p.add_argument("--rounds", type=int, default=1)
-    p.add_argument("--new", type=int, default=144)
+    p = arguments()
     p.add_argument("--random", action="store_true", help="random numbers of new tokens")
     p.add_argument("--abort", type=float, default=0.0, help="the share of requests that are given up")
     p.add_argument("--dtype", default="float32")
     p.add_argument("--connector", action="store_true", help="the KV connector instead of the plugin by itself")
     p.add_argument("--prefix-cache", default="complete")
     p.add_argument("--ring-bytes", type=int, default=256 << 20)
-    p.add_argument("--engine", default="{}", help="JSON of more engine arguments")
     p.add_argument("--seed", type=int, default=1)
     if "DRAFTSCOPE_TAP_TEST_LIE" in os.environ:
         lie()

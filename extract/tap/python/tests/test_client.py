@@ -20,7 +20,7 @@ import torch
 
 from draftscope_tap import Client, Refused
 from draftscope_tap.client import Rows
-from draftscope_tap.protocol import encode, receive, sampled
+from draftscope_tap.protocol import MAX_FRAME, encode, receive, sampled
 
 HELLO = {"engine": "test", "engine_version": "1", "model": {"label": "m", "layers": 4, "hidden": 3, "vocab": 9}, "dtype": "f32"}
 STATES = [1, 3]
@@ -279,5 +279,26 @@ def test_an_id_that_the_protocol_does_not_take_is_replaced() -> None:
         for bad in ("../a", "", "ä", "x" * 129, "-a"):
             r = client.begin([1], id=bad)
             assert r is not None and r.id != bad
+
+
+def test_a_name_that_was_used_is_never_used_again() -> None:
+    with connected() as (daemon, client):
+        assert client.begin([1], id="same", optout=True) is None  # which takes no name
         first, second = client.begin([1], id="same"), client.begin([1], id="same")
-        assert first is not None and second is not None and first.id == "same" != second.id
+        assert first is not None and second is not None and first.id == "same"
+        assert second.id.startswith("same.t")
+        client.finish(first, [1], "stop")
+        third = client.begin([1], id="same")
+        assert third is not None and third.id not in ("same", second.id) and third.id.startswith("same.t")
+        for want in (first, second):
+            assert daemon.read("begin")["r"] == want.id
+        long = [client.begin([1], id="x" * 128) for _ in range(2)]
+        assert long[0] is not None and long[1] is not None and long[0].id == "x" * 128 != long[1].id
+
+
+def test_tags_that_no_message_can_hold_cost_their_own_request_only() -> None:
+    with connected() as (daemon, client):
+        assert client.begin([1], tags={"k": "v" * MAX_FRAME}) is None
+        assert client.begin([1], id="a") is not None
+        assert daemon.read("begin")["r"] == "a"
+        assert client.counts().begun == 1

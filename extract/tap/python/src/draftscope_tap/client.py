@@ -28,6 +28,7 @@ log = logging.getLogger("draftscope_tap")
 
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 _MAX_QUEUE = 1 << 16  # messages that a daemon may leave unread
+_MAX_NAMES = 1 << 16  # names of requests, the latest, that are not used again
 _PIECE = 64  # rows that a message may have however small the ring is
 _POLL = 0.002  # seconds between looks at the ring's counter: in a busy
 # process the thread that reads the socket may wait long for its turn
@@ -166,6 +167,7 @@ class Client:
         self._refused: str | None = None
         self._ages = itertools.count()
         self._prefix = "t" + secrets.token_hex(4)
+        self._names: dict[str, None] = {}  # that were asked for and given
         self._reader = threading.Thread(target=self._run, name="draftscope-tap", daemon=True)
         self._reader.start()
         with self._changed:
@@ -320,30 +322,48 @@ class Client:
         optout: bool = False,
     ) -> Request | None:
         """A new request; None when it is not to be captured. An id that the
-        protocol does not take is replaced."""
+        protocol does not take is replaced; behind one that was used before
+        stands another."""
         with self._lock:
             session = self._session
             if session is None or self._closed.is_set():
                 return None
-            age = next(self._ages)
-            if id is None or not protocol.GOOD_ID.match(id) or id in session.open:
-                if id is not None:
-                    log.warning("request id %r is not usable, or open; it is replaced", id)
-                id = f"{self._prefix}-{age}"
             if optout or (tags or {}).get("draftscope") == "off":
                 session.counts.optout += 1
                 return None
+            age = next(self._ages)
+            id = self._name(id, f"{self._prefix}-{age}", session)
             if not protocol.sampled(id, session.share):
                 session.counts.unsampled += 1
                 return None
             request = Request(id, list(prompt), age, session)
+            try:
+                data = protocol.encode({
+                    "type": "begin", "r": id, "prompt": request.prompt, "cached": cached,
+                    "temperature": temperature, "tags": dict(tags or {}),
+                })
+            except protocol.ProtocolError as e:  # tags without end
+                log.warning("request %s is not captured: %s", id, e)
+                return None
             session.open[id] = request
             session.counts.begun += 1
-            session.put({
-                "type": "begin", "r": id, "prompt": request.prompt, "cached": cached,
-                "temperature": temperature, "tags": dict(tags or {}),
-            })
+            session.put_frame(data)
             return request
+
+    def _name(self, wanted: str | None, own: str, session: _Session) -> str:
+        """The id of a new request. The lock is held."""
+        if wanted is None:
+            return own
+        if not protocol.GOOD_ID.match(wanted):
+            log.warning("request id %r is not usable; it is replaced", wanted)
+            return own
+        if wanted in self._names or wanted in session.open:
+            both = f"{wanted}.{own}"
+            return both if protocol.GOOD_ID.match(both) else own
+        self._names[wanted] = None
+        if len(self._names) > _MAX_NAMES:
+            del self._names[next(iter(self._names))]
+        return wanted
 
     def wants(self, request: Request | None) -> bool:
         """Whether rows of the request are still of use. Those of a request
