@@ -204,14 +204,13 @@ func TestStatesAndAcceptanceFromTransformersAreThoseOfANativeRun(t *testing.T) {
 	t.Logf("acceptance:\n%s", b.query(ds, "SELECT run, drafter, method, budget, accept_len_macro, accept_len_micro FROM accept_len ORDER BY drafter, method, budget, run"))
 }
 
-// rewrite changes the sequences that an engine is to serve.
-func (b *rig) rewrite(change func([]served) []served) {
+// texts are the sequences that an engine is to serve.
+func (b *rig) texts() (list []served) {
 	b.t.Helper()
 	raw, err := os.ReadFile(b.in)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	var list []served
 	for line := range strings.SplitSeq(strings.TrimSpace(string(raw)), "\n") {
 		var s served
 		if err := json.Unmarshal([]byte(line), &s); err != nil {
@@ -219,8 +218,14 @@ func (b *rig) rewrite(change func([]served) []served) {
 		}
 		list = append(list, s)
 	}
+	return list
+}
+
+// rewrite changes the sequences that an engine is to serve.
+func (b *rig) rewrite(change func([]served) []served) {
+	b.t.Helper()
 	var out []byte
-	for _, s := range change(list) {
+	for _, s := range change(b.texts()) {
 		line, err := json.Marshal(s)
 		if err != nil {
 			b.t.Fatal(err)
@@ -382,22 +387,51 @@ type beat struct {
 	Counts            tapCounts
 }
 
-// withinABatch stops the engine while all requests of a batch are open at the
+// frozen stops the engine's process while that many requests are open at the
 // daemon that shows itself at page.
-func (b *rig) withinABatch(engine, daemon *process, page string, open int) {
+func (b *rig) frozen(engine, daemon *process, pid int, page string, open int) {
 	b.t.Helper()
 	want := fmt.Sprintf("draftscope_tap_open_requests{run=\"r1\"} %d\n", open)
 	b.until(engine, daemon, func() bool {
 		if !strings.Contains(get(b.t, "http://"+page+"/metrics"), want) {
 			return false
 		}
-		engine.signal(syscall.SIGSTOP)
+		b.signal(pid, syscall.SIGSTOP)
+		time.Sleep(100 * time.Millisecond) // what it sent is read
 		if strings.Contains(get(b.t, "http://"+page+"/metrics"), want) {
 			return true
 		}
-		engine.signal(syscall.SIGCONT)
+		b.signal(pid, syscall.SIGCONT)
 		return false
 	})
+}
+
+func (b *rig) signal(pid int, sig syscall.Signal) {
+	b.t.Helper()
+	if err := syscall.Kill(pid, sig); err != nil {
+		b.t.Fatalf("sending %v to process %d: %v", sig, pid, err)
+	}
+}
+
+// maps says whether a process has a ring mapped.
+func (b *rig) maps(pid int) bool {
+	b.t.Helper()
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return bytes.Contains(maps, []byte("memfd:draftscope-tap"))
+}
+
+// unmapped waits until the daemon has no ring mapped, and a second more.
+func (b *rig) unmapped(daemon *process) {
+	b.t.Helper()
+	for end := time.Now().Add(10 * time.Second); b.maps(daemon.cmd.Process.Pid); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			b.t.Fatal("the daemon still maps a dead engine's ring")
+		}
+	}
+	time.Sleep(time.Second)
 }
 
 func TestAKilledDaemonDoesNotStopServingAndANewOneGoesOn(t *testing.T) {
@@ -412,7 +446,7 @@ func TestAKilledDaemonDoesNotStopServingAndANewOneGoesOn(t *testing.T) {
 	}
 	b.until(engine, daemon, at(2))
 	with := last[beat](t, engine)
-	b.withinABatch(engine, daemon, page, 4)
+	b.frozen(engine, daemon, engine.cmd.Process.Pid, page, 4)
 	daemon.kill()
 	engine.signal(syscall.SIGCONT)
 	b.until(engine, daemon, at(last[beat](t, engine).N+4))
@@ -447,24 +481,12 @@ func TestAKilledEngineLeavesTombstonesAndNoMapping(t *testing.T) {
 	daemon := b.tap("--out", ds, "--states", "2,4,5,6,8", "--http", page)
 	engine := b.drive("forever", "--batch", "4", "--new", "64")
 	b.until(engine, daemon, func() bool { return strings.Contains(engine.log.String(), `"n": 0,`) })
-	mapped := func() bool {
-		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", daemon.cmd.Process.Pid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return bytes.Contains(maps, []byte("memfd:draftscope-tap"))
-	}
-	if !mapped() {
+	if !b.maps(daemon.cmd.Process.Pid) {
 		t.Fatal("the daemon has no ring mapped while the engine serves")
 	}
-	b.withinABatch(engine, daemon, page, 4)
+	b.frozen(engine, daemon, engine.cmd.Process.Pid, page, 4)
 	engine.kill()
-	for end := time.Now().Add(10 * time.Second); mapped(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the daemon still maps a dead engine's ring")
-		}
-	}
-	time.Sleep(time.Second)
+	b.unmapped(daemon)
 	daemon.signal(syscall.SIGINT)
 	if code := daemon.exit(t, time.Minute); code != exitPartial {
 		t.Fatalf("exit %d, want %d: %s", code, exitPartial, lastLines(daemon))

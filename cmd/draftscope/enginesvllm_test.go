@@ -124,16 +124,8 @@ func (b *rig) finished(daemon, engine *process, code int) []served {
 
 func (b *rig) asReference(list []served, want int) {
 	b.t.Helper()
-	raw, err := os.ReadFile(b.in)
-	if err != nil {
-		b.t.Fatal(err)
-	}
 	ids := map[string][]int32{}
-	for line := range strings.SplitSeq(strings.TrimSpace(string(raw)), "\n") {
-		var s served
-		if err := json.Unmarshal([]byte(line), &s); err != nil {
-			b.t.Fatal(err)
-		}
+	for _, s := range b.texts() {
 		ids[s.ID] = s.InputIDs
 	}
 	same := 0
