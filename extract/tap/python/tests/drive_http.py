@@ -5,7 +5,8 @@ answered.
 usage: drive_http.py --url URL --sequences FILE [options]
 
 Requests are completions and chats, streamed and not. Some have a stop string,
-some ask for two answers, some want to be kept out. Some clients hang up: of
+some ask for two answers, some want to be kept out, some search with beams.
+Some clients hang up: of
 those that stream, each behind a token that it was given; of the others, after
 a time, when their requests may not have been scheduled yet. With --workers,
 so many clients stream one request after the other until SIGTERM, and each
@@ -38,10 +39,10 @@ class Clients:
         self.rng = random.Random(seed)
         self.out: dict[str, list[Any]] = {"served": [], "given_up": [], "hung_up": [], "kept_out": []}
 
-    async def ask(self, kind: str, s: dict[str, Any], id: str, *, new: int, xargs: dict[str, Any], patience: int = 0, seconds: float = 0, **more: Any) -> None:
+    async def ask(self, kind: str, s: dict[str, Any], id: str, *, new: int, xargs: dict[str, Any], patience: int = 0, seconds: float = 0, beams: bool = False, **more: Any) -> None:
         """One request, given up after so many tokens or seconds, if any."""
         streamed = kind in ("text", "talk")
-        extra = {"return_token_ids": True, "ignore_eos": bool(patience or seconds), "vllm_xargs": {"draftscope_id": id, **xargs}}
+        extra = {"return_token_ids": True, "ignore_eos": bool(patience or seconds), "use_beam_search": beams, "vllm_xargs": {"draftscope_id": id, **xargs}}
         args: dict[str, Any] = {"model": "target", "temperature": 0, "max_tokens": new, "stream": streamed, **more, "extra_body": extra}
         if seconds:
             args["timeout"] = seconds
@@ -104,6 +105,8 @@ class Clients:
         prompts = [s["input_ids"][: s["prompt_len"]] for s in seqs[:2]]
         jobs.append(self.ask("ids", seqs[2], "both", new=40, xargs=tags, n=2, temperature=0.8))
         jobs.append(self.ask("ids", seqs[3], "list", new=40, xargs=tags, prompt=prompts))
+        # What vLLM makes of these does not say that they are kept out.
+        jobs += [self.ask(kind, seqs[5], f"beams-{kind}", new=6, xargs={"draftscope": "off"}, n=2, beams=True) for kind in ("ids", "chat")]
         await asyncio.gather(*first, *jobs)
         for kind in ("ids", "talk"):  # one behind the other
             await self.ask(kind, seqs[4], "twice", new=20, xargs=tags)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftscope_tap import vllm_stops
-from draftscope_tap.vllm import Options, meta_of, options_of
+from draftscope_tap.vllm import Options, beam, meta_of, options_of
 
 
 def config(connector: str | None = None, **extra: Any) -> Any:
@@ -56,3 +56,12 @@ def test_what_a_client_says_of_its_vllm_request() -> None:
     assert meta_of(Params) == ("x", {"temperature": 0.5, "tags": {"tenant": "a", "plan": "b=c"}, "optout": True})
     Params.extra_args = None
     assert meta_of(Params) == (None, {"temperature": 0.5, "tags": {}, "optout": False})
+
+
+def test_the_steps_of_a_beam_search_are_known() -> None:
+    def request(id: str, new: int | None) -> Any:
+        return SimpleNamespace(req_id=id, sampling_params=SimpleNamespace(max_tokens=new))
+
+    assert beam(request("cmpl-a46bb2be-0-9f1c-beam-1-86e9f44c", 1)) and beam(request("chatcmpl-a46bb2be-9f1c-beam-12", 1))
+    assert not beam(request("cmpl-my-beam-1-0-86e9f44c", 2)) and not beam(request("cmpl-a46bb2be-0-86e9f44c", 1))
+    assert not beam(SimpleNamespace(req_id="x-beam-1", sampling_params=None))

@@ -31,6 +31,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from typing import Any, Callable, Mapping, Sequence
 
 import torch
@@ -44,6 +45,7 @@ log = logging.getLogger("vllm.draftscope_tap")  # vLLM prints what is below its 
 
 SOCKET = "DRAFTSCOPE_TAP_SOCKET"
 OPTIONS = "DRAFTSCOPE_TAP_OPTIONS"
+_BEAM = re.compile(r"-beam-\d+(-|$)")
 _ENDS = "draftscope_tap_ends"  # the attribute of a scheduler's output
 
 worker: "WorkerTap | None" = None  # this process's, when it runs the model
@@ -397,6 +399,7 @@ class WorkerTap:
             ("images or sounds", bool(new.mm_features)),
             ("an adapter", new.lora_request is not None),
             ("pooling", new.sampling_params is None),
+            ("a beam search", beam(new)),
         ) if is_so), None)
         if why is not None:
             if why not in self._warned:
@@ -416,6 +419,13 @@ class WorkerTap:
             daemon = self.steps.close()
             log.info("counts %s", json.dumps({"engine": dataclasses.asdict(self.steps.client.counts()), "daemon": daemon, "refused": self.steps.client.refused}))
             self.steps = None
+
+
+def beam(new: Any) -> bool:
+    """Whether a request is a step of a beam search over HTTP: vLLM makes one
+    for each beam and token, and does not hand on what the client said of its
+    own, which may be that it is to be kept out."""
+    return new.sampling_params is not None and new.sampling_params.max_tokens == 1 and bool(_BEAM.search(new.req_id))
 
 
 def meta_of(params: Any) -> tuple[str | None, dict[str, Any]]:
