@@ -20,29 +20,37 @@ func (d *Dataset) EachSequence(run string, visit func(schemas.Sequence, []schema
 		return fmt.Errorf("reading the sequences of run %s: %w", run, err)
 	}
 	for _, marker := range parts {
-		g, ok := parseGroup(filepath.Base(marker))
-		if !ok {
-			return fmt.Errorf("reading %s: %w: not a name of ours; move it elsewhere", marker, ErrDamaged)
-		}
-		seqs, err := readRows[schemas.Sequence](marker)
-		if err != nil {
+		if err := d.eachInPart(run, marker, visit); err != nil {
 			return err
 		}
-		path := g.capturePaths(d.dir, run)[1]
-		tokens, err := readRows[schemas.Token](path)
-		if err != nil {
+	}
+	return nil
+}
+
+// eachInPart is EachSequence of one commit.
+func (d *Dataset) eachInPart(run, marker string, visit func(schemas.Sequence, []schemas.Token) error) error {
+	g, ok := parseGroup(filepath.Base(marker))
+	if !ok {
+		return fmt.Errorf("reading %s: %w: not a name of ours; move it elsewhere", marker, ErrDamaged)
+	}
+	seqs, err := readRows[schemas.Sequence](marker)
+	if err != nil {
+		return err
+	}
+	path := g.capturePaths(d.dir, run)[1]
+	tokens, err := readRows[schemas.Token](path)
+	if err != nil {
+		return err
+	}
+	for _, s := range seqs {
+		n := int(s.Length)
+		if n < 0 || n > len(tokens) {
+			return fmt.Errorf("reading %s: %w: fewer tokens than its sequences have", path, ErrDamaged)
+		}
+		if err := visit(s, tokens[:n]); err != nil {
 			return err
 		}
-		for _, s := range seqs {
-			n := int(s.Length)
-			if n < 0 || n > len(tokens) {
-				return fmt.Errorf("reading %s: %w: fewer tokens than its sequences have", path, ErrDamaged)
-			}
-			if err := visit(s, tokens[:n]); err != nil {
-				return err
-			}
-			tokens = tokens[n:]
-		}
+		tokens = tokens[n:]
 	}
 	return nil
 }

@@ -52,21 +52,22 @@ func (n Nearness) String() string {
 // Rows gives row r of slot i.
 type Rows func(i, r int) []float32
 
-// Test compares rows of a sequence of these ids with the target's. An error
-// that wraps [ErrClaim] names, for each state that is not what it is claimed
-// to be, what it is.
-func (p Prober) Test(ids []int32, rows Rows) error {
-	window := probeRows(min(len(ids), probeWindow))
-	if len(window) == 0 {
+// Test compares rows of a sequence of these ids with the target's, the first
+// lent of which are those of somebody who was tested before: the others are
+// among what is compared. An error that wraps [ErrClaim] names, for each state
+// that is not what it is claimed to be, what it is.
+func (p Prober) Test(ids []int32, lent int, rows Rows) error {
+	compared := probeRows(window(len(ids), lent))
+	if len(compared) == 0 {
 		return nil // one row says nothing: its state may be any token's
 	}
-	native, err := p.run(ids, window)
+	native, err := p.run(ids, compared)
 	if err != nil {
 		return fmt.Errorf("running the target: %w", err)
 	}
 	var wrong []string
 	for i, c := range p.States {
-		if verdict := p.judge(c, pick(rows, i, window), native, window); verdict != "" {
+		if verdict := p.judge(c, pick(rows, i, compared), native, compared); verdict != "" {
 			wrong = append(wrong, fmt.Sprintf("state %d: %s", c, verdict))
 		}
 	}
@@ -119,6 +120,10 @@ func (p Prober) Find(ids []int32, slots int, rows Rows) ([]Found, error) {
 	}
 	return out, nil
 }
+
+// window is how many of a sequence's first rows are looked at, the first lent
+// of which are somebody else's.
+func window(rows, lent int) int { return min(rows, max(probeWindow, lent+probeEdge)) }
 
 // probeRows are the rows of a window that are compared: both ends of it, but
 // for the first row, whose state is huge in many models and says little.
