@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -16,15 +17,16 @@ import (
 
 // Prefixes finds stored sequences by their first tokens, and reads the rows of
 // these. It holds the token ids of the files that were written last, and reads
-// states only when it is asked for them. It may be asked by several goroutines
-// at once, which take turns.
+// states only when it is asked for them. Its methods may be called from several
+// goroutines.
 type Prefixes struct {
 	d     *Dataset
 	own   Run
 	runs  []Run
-	bound int64 // bytes of ids
+	bound int64         // bytes of ids
+	reads chan struct{} // as many as may read states at once
 
-	turn   sync.Mutex
+	mu     sync.Mutex
 	parts  []*prefixPart // the latest first
 	seen   map[string]bool
 	times  map[string]time.Time // of folders, when they were listed
@@ -48,14 +50,14 @@ type prefixSeq struct {
 // Prefixes makes an index of the sequences whose rows a run could have: its
 // own, and those of the runs that fit and record at least its states in its
 // dtype. A run whose states are rounded has none. The index takes at most
-// bound bytes, four a token, for the files that were written last; nothing is
-// read before it is asked.
+// bound bytes, four a token, for the files that were written last. It is made
+// by [Prefixes.Index], or when it is asked.
 func (d *Dataset) Prefixes(run string, bound int64, fit func(Run) bool) (*Prefixes, error) {
 	own, err := d.Run(run)
 	if err != nil {
 		return nil, fmt.Errorf("indexing prefixes for run %s: %w", run, err)
 	}
-	p := &Prefixes{d: d, own: own, bound: bound, seen: map[string]bool{}, times: map[string]time.Time{}, faulty: map[string]bool{}}
+	p := &Prefixes{d: d, own: own, bound: bound, reads: make(chan struct{}, runtime.GOMAXPROCS(0)), seen: map[string]bool{}, times: map[string]time.Time{}, faulty: map[string]bool{}}
 	for _, r := range d.Runs() {
 		if own.hasRowsOf(r) && (r.Name == run || fit(r)) {
 			p.runs = append(p.runs, r)
@@ -77,30 +79,60 @@ func (r Run) hasRowsOf(other Run) bool {
 // empty. The sequence is read whole and compared with its digest; one that is
 // damaged is passed over and logged, and one with a fault is not taken.
 func (p *Prefixes) Prefix(ctx context.Context, ids []int32, accept func(run, seq string) bool) (run, seq string, states [][]byte, err error) {
-	p.turn.Lock()
-	defer p.turn.Unlock()
-	for _, look := range []func(context.Context) error{p.scanFaults, p.scan} {
-		if err := look(ctx); err != nil {
-			clear(p.times)
-			return "", "", nil, fmt.Errorf("indexing the prefixes in %s: %w", p.d.dir, err)
+	for {
+		part, seq, err := p.find(ctx, ids, accept)
+		if part == nil {
+			return "", "", nil, err
 		}
-		for part, i := p.find(ids, accept); part != nil; part, i = p.find(ids, accept) {
-			seq := part.seqs[i].id
-			states, err := p.read(ctx, part, seq, ids)
-			if err == nil {
-				return part.run.Name, seq, states, nil
-			}
-			if ctx.Err() != nil {
-				return "", "", nil, ctx.Err()
-			}
-			p.d.log.Warn("a stored prefix was passed over", "run", part.run.Name, "sequence", seq, "reason", err)
-			part.seqs = slices.Delete(part.seqs, i, i+1)
+		states, err := p.read(ctx, part, seq, ids)
+		if err == nil {
+			return part.run.Name, seq, states, nil
 		}
+		if ctx.Err() != nil {
+			return "", "", nil, ctx.Err()
+		}
+		p.d.log.Warn("a stored prefix was passed over", "run", part.run.Name, "sequence", seq, "reason", err)
+		p.mu.Lock()
+		part.seqs = slices.DeleteFunc(part.seqs, func(s prefixSeq) bool { return s.id == seq })
+		p.mu.Unlock()
 	}
-	return "", "", nil, nil
 }
 
-func (p *Prefixes) find(ids []int32, accept func(run, seq string) bool) (*prefixPart, int) {
+// Index reads what is stored now, which may take seconds, so that the first
+// who asks need not wait for it.
+func (p *Prefixes) Index(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.update(ctx, p.scanFaults, p.scan)
+}
+
+func (p *Prefixes) update(ctx context.Context, scans ...func(context.Context) error) error {
+	for _, scan := range scans {
+		if err := scan(ctx); err != nil {
+			clear(p.times)
+			return fmt.Errorf("indexing the prefixes in %s: %w", p.d.dir, err)
+		}
+	}
+	return nil
+}
+
+// find returns a sequence that begins with ids, and its commit, nil without.
+// It lists what is new only when what it knows has none.
+func (p *Prefixes) find(ctx context.Context, ids []int32, accept func(run, seq string) bool) (*prefixPart, string, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, scan := range []func(context.Context) error{p.scanFaults, p.scan} {
+		if err := p.update(ctx, scan); err != nil {
+			return nil, "", err
+		}
+		if part, seq := p.known(ids, accept); part != nil {
+			return part, seq, nil
+		}
+	}
+	return nil, "", nil
+}
+
+func (p *Prefixes) known(ids []int32, accept func(run, seq string) bool) (*prefixPart, string) {
 	for _, part := range p.parts {
 		i, _ := slices.BinarySearchFunc(part.seqs, ids, func(s prefixSeq, ids []int32) int { return slices.Compare(s.ids, ids) })
 		for ; i < len(part.seqs); i++ {
@@ -109,11 +141,11 @@ func (p *Prefixes) find(ids []int32, accept func(run, seq string) bool) (*prefix
 				break
 			}
 			if !p.faulty[faultyKey(part.run.Name, s.id)] && accept(part.run.Name, s.id) {
-				return part, i
+				return part, s.id
 			}
 		}
 	}
-	return nil, 0
+	return nil, ""
 }
 
 func faultyKey(run, seq string) string { return run + "\x00" + seq }
@@ -217,10 +249,18 @@ func (p *Prefixes) scan(ctx context.Context) error {
 // index reads the ids of a commit's sequences.
 func (p *prefixPart) index(d *Dataset) error {
 	p.bytes = 0
-	err := d.eachInPart(p.run.Name, p.marker, func(s schemas.Sequence, tokens []schemas.Token) error {
+	// Of the tables, the columns that are needed.
+	type sequence struct {
+		SeqID  string `parquet:"seq_id"`
+		Length int32  `parquet:"length"`
+	}
+	type token struct {
+		ID int32 `parquet:"token_id"`
+	}
+	err := eachInPart(d, p.run.Name, p.marker, func(s sequence) int32 { return s.Length }, func(s sequence, tokens []token) error {
 		ids := make([]int32, len(tokens))
 		for i, t := range tokens {
-			ids[i] = t.TokenID
+			ids[i] = t.ID
 		}
 		p.seqs = append(p.seqs, prefixSeq{s.SeqID, ids})
 		p.bytes += 4 * int64(len(ids))
@@ -231,7 +271,13 @@ func (p *prefixPart) index(d *Dataset) error {
 }
 
 // read reads the first rows of a sequence.
-func (p *Prefixes) read(ctx context.Context, part *prefixPart, seq string, ids []int32) (_ [][]byte, err error) {
+func (p *Prefixes) read(ctx context.Context, part *prefixPart, seq string, ids []int32) ([][]byte, error) {
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case p.reads <- struct{}{}:
+		defer func() { <-p.reads }()
+	}
 	r, _, err := openReplayPart(p.d.dir, part.run, part.marker)
 	if err != nil {
 		return nil, err
@@ -264,7 +310,11 @@ func (p *replayPart) readFirst(ctx context.Context, ids []int32, states []int) (
 	var hashes []*xxhash.Digest
 	for i, cur := range p.cursors {
 		h := xxhash.New()
+		width := p.run.Hidden * p.run.DType.Size()
 		slot := slices.Index(states, p.run.States[i])
+		if slot >= 0 {
+			first[slot] = make([]byte, 0, len(ids)*width)
+		}
 		for lo := 0; lo < len(tokens); lo += firstPiece {
 			var raw []byte
 			err := guard(func() (err error) {
@@ -279,7 +329,6 @@ func (p *replayPart) readFirst(ctx context.Context, ids []int32, states []int) (
 			}
 			h.Write(raw)
 			if slot >= 0 && lo < len(ids) {
-				width := p.run.Hidden * p.run.DType.Size()
 				first[slot] = append(first[slot], raw[:min(len(raw), (len(ids)-lo)*width)]...)
 			}
 		}

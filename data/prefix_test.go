@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/apache/arrow/go/v17/arrow/memory"
 	"github.com/draftscope/draftscope/schemas"
@@ -195,5 +196,68 @@ func TestThePrefixIndexForgetsWhatWasWrittenFirst(t *testing.T) {
 	late := mustPrefixes(t, d, "r1", 4*150, everyRun)
 	if finds(t, late, want["p3"].ids(), want, 0, 1, 2) == "" || finds(t, late, want["p0"].ids(), want, 0, 1, 2) != "" {
 		t.Error("an index that is made later holds other sequences")
+	}
+}
+
+// BenchmarkPrefix is a run of 128 commits of 32 sequences of 512 tokens, and
+// one sequence of 2,048 tokens with six states of 4,096 values.
+func BenchmarkPrefix(b *testing.B) {
+	many, wide := testRun("many", 8, schemas.BF16), testRun("wide", 4096, schemas.BF16)
+	wide.States, wide.Layers = []int{0, 2, 4, 6, 8, 10}, 10
+	d := mustCreate(b, b.TempDir(), many, wide)
+	for _, run := range []Run{many, wide} {
+		s, err := d.CaptureSink(run.Name, 0, SinkConfig{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		commits, each, length := 128, 32, 512
+		if run.Name == "wide" {
+			commits, each, length = 1, 1, 2048
+		}
+		for i := range commits {
+			for j := range each {
+				id := fmt.Sprintf("p%d-%d", i, j)
+				feed(b, s, id, uint64(i*each+j+1), newSample(run, id, length).records(b, memory.NewGoAllocator(), 64))
+			}
+			if err := s.Commit(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	ids := newSample(wide, "p0-0", 2048).ids()
+	prefix := func(p *Prefixes, ids []int32, found bool) {
+		_, seq, _, err := p.Prefix(b.Context(), ids, func(string, string) bool { return true })
+		if err != nil || (seq != "") != found {
+			b.Fatal(seq, err)
+		}
+	}
+	mine := func(run string) *Prefixes {
+		p, err := d.Prefixes(run, 1<<30, func(Run) bool { return false })
+		if err != nil {
+			b.Fatal(err)
+		}
+		return p
+	}
+	b.Run("index", func(b *testing.B) {
+		for b.Loop() {
+			prefix(mine("many"), ids, false)
+		}
+		b.ReportMetric(128*32*512*float64(b.N)/b.Elapsed().Seconds(), "tokens/s")
+	})
+	b.Run("miss", func(b *testing.B) {
+		p := mine("many")
+		prefix(p, ids, false)
+		time.Sleep(1100 * time.Millisecond) // until the folders' times are believed
+		for b.Loop() {
+			prefix(p, ids, false)
+		}
+	})
+	for _, n := range []int{64, 2048} {
+		b.Run(fmt.Sprint("read ", n), func(b *testing.B) {
+			p := mine("wide")
+			for b.Loop() {
+				prefix(p, ids[:n], true)
+			}
+		})
 	}
 }

@@ -227,9 +227,12 @@ func (t *tapJob) capture(ctx context.Context, l *tap.Listener, first *tap.Engine
 		return refuse(err)
 	}
 	if t.ds != nil && t.prefix > 0 && t.index > 0 {
-		if config.Stored, err = t.ds.Prefixes(record.Name, t.index, func(r data.Run) bool { return lends(r, record) }); err != nil {
+		prefixes, err := t.ds.Prefixes(record.Name, t.index, func(r data.Run) bool { return lends(r, record) })
+		if err != nil {
 			return refuse(dataError(err))
 		}
+		config.Stored = prefixes
+		defer t.indexing(ctx, prefixes)()
 	}
 	source, err := tap.NewSource(l, first, config)
 	if err != nil {
@@ -415,6 +418,20 @@ func (t *tapJob) record(h tap.Hello, states []int, dtype schemas.DType) data.Run
 		r.Fingerprints.Tokenizer = t.tok.Fingerprint()
 	}
 	return r
+}
+
+// indexing reads what is stored beside the capture. The capture goes on
+// without what cannot be read.
+func (t *tapJob) indexing(ctx context.Context, prefixes *data.Prefixes) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := prefixes.Index(ctx); err != nil && ctx.Err() == nil {
+			t.log.Warn("the dataset's prefixes are not known", "reason", err)
+		}
+	}()
+	return func() { cancel(); <-ended }
 }
 
 // lends says whether an engine computed the rows of another run as it does

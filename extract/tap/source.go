@@ -255,9 +255,10 @@ func (s *Source) take(ctx context.Context) (*sequence, error) {
 			return nil, s.err
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
-		case len(s.done) > 0 && s.done[0].settled():
-			q := s.done[0]
-			s.done = slices.Delete(s.done, 0, 1)
+		case s.ready() >= 0:
+			i := s.ready()
+			q := s.done[i]
+			s.done = slices.Delete(s.done, i, i+1)
 			s.giving = true
 			return q, nil
 		case s.cfg.Once && s.gone && s.engines == 0 && len(s.done) == 0:

@@ -82,6 +82,22 @@ func (s *Source) cut(states [][]byte, rows int) []*block {
 // found or not. The mutex is held.
 func (q *sequence) settled() bool { return q.check != "" || q.absent == 0 || q.search.done }
 
+// ready is the first of the sequences that have finished of which nothing is
+// searched for; -1 without one. What is published of an engine waits for what
+// tests it. The mutex is held.
+func (s *Source) ready() int {
+	var untested []*link
+	for i, q := range s.done {
+		if q.settled() && !slices.Contains(untested, q.link) {
+			return i
+		}
+		if q.probe {
+			untested = append(untested, q.link)
+		}
+	}
+	return -1
+}
+
 // fill puts the rows that were searched for into a sequence that has finished;
 // without them it is a fault.
 func (s *Source) fill(q *sequence) {

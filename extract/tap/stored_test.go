@@ -278,6 +278,12 @@ func TestNothingWaitsForStoredRowsButTheirRequest(t *testing.T) {
 	}
 	e.finish("b", 71, append(slices.Clone(prompt), 2, 1)...)
 	e.finish("c", 121, slices.Concat(prompt, []int32{3}, slices.Repeat([]int32{4}, 50), []int32{1})...)
+	e.serves("plain", 0, 7, 8) // is published before them
+	if id, g, err := d.next(); err != nil || id != "plain" {
+		t.Fatal(id, err)
+	} else {
+		g.check(t, 2, 7, 8)
+	}
 	at.release <- nil
 	got := d.drain(2)
 	got["b"].check(t, 71, append(slices.Clone(prompt), 2)...)
