@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/draftscope/draftscope/cuda"
@@ -53,11 +54,11 @@ func (n Nearness) String() string {
 type Rows func(i, r int) []float32
 
 // Test compares rows of a sequence of these ids with the target's, the first
-// lent of which are those of somebody who was tested before: the others are
-// among what is compared. An error that wraps [ErrClaim] names, for each state
-// that is not what it is claimed to be, what it is.
+// lent of which are those of somebody who was tested before and are not
+// compared. An error that wraps [ErrClaim] names, for each state that is not
+// what it is claimed to be, what it is.
 func (p Prober) Test(ids []int32, lent int, rows Rows) error {
-	compared := probeRows(window(len(ids), lent))
+	compared := ownRows(len(ids), lent)
 	if len(compared) == 0 {
 		return nil // one row says nothing: its state may be any token's
 	}
@@ -121,9 +122,12 @@ func (p Prober) Find(ids []int32, slots int, rows Rows) ([]Found, error) {
 	return out, nil
 }
 
-// window is how many of a sequence's first rows are looked at, the first lent
-// of which are somebody else's.
-func window(rows, lent int) int { return min(rows, max(probeWindow, lent+probeEdge)) }
+// ownRows are the rows of a sequence that are compared, none of the first lent
+// ones. The window reaches at least probeEdge behind these.
+func ownRows(rows, lent int) []int {
+	window := probeRows(min(rows, max(probeWindow, lent+probeEdge)))
+	return slices.DeleteFunc(window, func(r int) bool { return r < lent })
+}
 
 // probeRows are the rows of a window that are compared: both ends of it, but
 // for the first row, whose state is huge in many models and says little.
