@@ -134,6 +134,9 @@ func (s *ReplaySource) load() (q StoredSequence, ok bool, err error) {
 		if err != nil {
 			return q, false, s.damaged(bad, err)
 		}
+		if err := part.states.verifyBody(); err != nil {
+			return q, false, s.damaged(part.states.path, errors.Join(err, part.Close()))
+		}
 		s.part = part
 	}
 	if s.part.done() {
@@ -208,7 +211,8 @@ type replayPart struct {
 	cursors   []*vecCursor // by index into run.States
 }
 
-// openReplayPart returns the file to blame with an error.
+// openReplayPart returns the file to blame with an error. The content of the
+// states file is not compared with its digest yet.
 func openReplayPart(root string, run Run, marker string) (_ *replayPart, bad string, err error) {
 	g, ok := parseGroup(filepath.Base(marker))
 	if !ok {
@@ -249,9 +253,6 @@ func openReplayPart(root string, run Run, marker string) (_ *replayPart, bad str
 			p.Close()
 		}
 	}()
-	if err := p.states.verifyBody(); err != nil {
-		return nil, paths[0], err
-	}
 	if want := p.total * int64(len(run.States)); p.states.NumRows() != want {
 		return nil, paths[0], fmt.Errorf("reading %s: %w: %d rows, want %d tokens of %d states", paths[0], ErrDamaged, p.states.NumRows(), p.total, len(run.States))
 	}
@@ -287,10 +288,19 @@ func (p *replayPart) read() (tokens []schemas.Token, states [][]byte, err error)
 		h.Write(raw)
 		hashes, states = append(hashes, h), append(states, raw)
 	}
-	if got, want := captureDigest(newRowHash(), seq, tokens, hashes), p.digests[seq.SeqID]; got != want {
-		return nil, nil, fmt.Errorf("reading %s: %w: its content has digest %s, stored was %s", p.states.path, ErrDamaged, got, want)
+	if err := p.checkDigest(seq, tokens, hashes); err != nil {
+		return nil, nil, err
 	}
 	return tokens, states, nil
+}
+
+// checkDigest compares a sequence with what was stored of it; the hashes are
+// of all rows of each state.
+func (p *replayPart) checkDigest(seq schemas.Sequence, tokens []schemas.Token, hashes []*xxhash.Digest) error {
+	if got, want := captureDigest(newRowHash(), seq, tokens, hashes), p.digests[seq.SeqID]; got != want {
+		return fmt.Errorf("reading %s: %w: its content has digest %s, stored was %s", p.states.path, ErrDamaged, got, want)
+	}
+	return nil
 }
 
 func (p *replayPart) Close() error {

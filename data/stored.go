@@ -20,29 +20,38 @@ func (d *Dataset) EachSequence(run string, visit func(schemas.Sequence, []schema
 		return fmt.Errorf("reading the sequences of run %s: %w", run, err)
 	}
 	for _, marker := range parts {
-		g, ok := parseGroup(filepath.Base(marker))
-		if !ok {
-			return fmt.Errorf("reading %s: %w: not a name of ours; move it elsewhere", marker, ErrDamaged)
-		}
-		seqs, err := readRows[schemas.Sequence](marker)
-		if err != nil {
+		if err := eachInPart(d, run, marker, func(s schemas.Sequence) int32 { return s.Length }, visit); err != nil {
 			return err
 		}
-		path := g.capturePaths(d.dir, run)[1]
-		tokens, err := readRows[schemas.Token](path)
-		if err != nil {
+	}
+	return nil
+}
+
+// eachInPart is EachSequence of one commit, for the columns of the two tables
+// that S and T have.
+func eachInPart[S, T any](d *Dataset, run, marker string, length func(S) int32, visit func(S, []T) error) error {
+	g, ok := parseGroup(filepath.Base(marker))
+	if !ok {
+		return fmt.Errorf("reading %s: %w: not a name of ours; move it elsewhere", marker, ErrDamaged)
+	}
+	seqs, err := readRows[S](marker)
+	if err != nil {
+		return err
+	}
+	path := g.capturePaths(d.dir, run)[1]
+	tokens, err := readRows[T](path)
+	if err != nil {
+		return err
+	}
+	for _, s := range seqs {
+		n := int(length(s))
+		if n < 0 || n > len(tokens) {
+			return fmt.Errorf("reading %s: %w: fewer tokens than its sequences have", path, ErrDamaged)
+		}
+		if err := visit(s, tokens[:n]); err != nil {
 			return err
 		}
-		for _, s := range seqs {
-			n := int(s.Length)
-			if n < 0 || n > len(tokens) {
-				return fmt.Errorf("reading %s: %w: fewer tokens than its sequences have", path, ErrDamaged)
-			}
-			if err := visit(s, tokens[:n]); err != nil {
-				return err
-			}
-			tokens = tokens[n:]
-		}
+		tokens = tokens[n:]
 	}
 	return nil
 }

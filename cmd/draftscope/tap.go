@@ -50,6 +50,7 @@ type tapJob struct {
 	every     int
 	memory    int64
 	prefix    int64
+	index     int64
 	policy    tap.Policy
 
 	acceptance acceptance
@@ -87,8 +88,8 @@ func cmdTap(ctx context.Context, args []string, out streams) error {
 		return badUsage("--drafter goes with a dataset at --out; at --nats, \"draftscope draft\" puts drafters on the run")
 	case t.checkOnly && (len(t.drafters) > 0 || t.nats != pipeline.Embedded):
 		return badUsage("--check-only stores nothing; leave out --drafter and --nats")
-	case t.every < 0, t.memory < 0, t.prefix < 0:
-		return badUsage("--probe-every, --memory and --prefix-memory must not be negative")
+	case t.every < 0, t.memory < 0, t.prefix < 0, t.index < 0:
+		return badUsage("--probe-every, --memory, --prefix-memory and --prefix-index must not be negative")
 	}
 	if err := errors.Join(t.validate(), badInput(t.policy.Validate())); err != nil {
 		return err
@@ -112,6 +113,7 @@ func (t *tapJob) tapFlags(fs *flag.FlagSet) {
 	fs.BoolVar(&t.policy.Redact, "redact", false, "do not store the text")
 	fs.Int64Var(&t.memory, "memory", 1<<30, "hold at most `N` bytes of states that are not published yet")
 	fs.Int64Var(&t.prefix, "prefix-memory", 256<<20, "keep `N` bytes of the latest requests' states, to complete those whose prefix the engine has cached (0: such requests are faults)")
+	fs.Int64Var(&t.index, "prefix-index", 64<<20, "complete such requests from the dataset, too: index `N` bytes of token ids of what was stored last, four a token (0: none)")
 	fs.IntVar(&t.every, "probe-every", 1000, "with --target, test the first sequence of an engine and one in `N` after it")
 	fs.BoolVar(&t.checkOnly, "check-only", false, "check and count what comes, and store nothing")
 	fs.BoolVar(&t.once, "once", false, "end when the engine that came has gone")
@@ -223,6 +225,14 @@ func (t *tapJob) capture(ctx context.Context, l *tap.Listener, first *tap.Engine
 	}
 	if err != nil {
 		return refuse(err)
+	}
+	if t.ds != nil && t.prefix > 0 && t.index > 0 {
+		prefixes, err := t.ds.Prefixes(record.Name, t.index, func(r data.Run) bool { return lends(r, record) })
+		if err != nil {
+			return refuse(dataError(err))
+		}
+		config.Stored = prefixes
+		defer t.indexing(ctx, prefixes)()
 	}
 	source, err := tap.NewSource(l, first, config)
 	if err != nil {
@@ -408,6 +418,29 @@ func (t *tapJob) record(h tap.Hello, states []int, dtype schemas.DType) data.Run
 		r.Fingerprints.Tokenizer = t.tok.Fingerprint()
 	}
 	return r
+}
+
+// indexing reads what is stored beside the capture. The capture goes on
+// without what cannot be read.
+func (t *tapJob) indexing(ctx context.Context, prefixes *data.Prefixes) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := prefixes.Index(ctx); err != nil && ctx.Err() == nil {
+			t.log.Warn("the dataset's prefixes are not known", "reason", err)
+		}
+	}()
+	return func() { cancel(); <-ended }
+}
+
+// lends says whether an engine computed the rows of another run as it does
+// those of this one: it was the same, with the same weights, and was tested
+// where this one is.
+func lends(r, to data.Run) bool {
+	same := func(option string) bool { return r.Options[option] == to.Options[option] }
+	return to.Fingerprints.Weights != "" && r.Fingerprints.Weights == to.Fingerprints.Weights &&
+		r.Engine == to.Engine && r.EngineVersion == to.EngineVersion && same("engine_dtype") && (same("tested") || r.Options["tested"] == "true")
 }
 
 // tapError gives an error of the tap its exit code.

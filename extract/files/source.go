@@ -271,7 +271,7 @@ func (s *Source) take(l lazy) (*work, error) {
 	probed := s.cfg.Target != nil && s.seen%s.cfg.ProbeEvery == 0
 	s.seen++
 	if probed {
-		err := s.prober.Test(sample.IDs, func(i, r int) []float32 { return sample.rows(s.slots[i], r) })
+		err := s.prober.Test(sample.IDs, 0, func(i, r int) []float32 { return sample.rows(s.slots[i], r) })
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("testing the states of %s: %w", l.file, err), sample.Close())
 		}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/draftscope/draftscope/cuda"
@@ -52,21 +53,22 @@ func (n Nearness) String() string {
 // Rows gives row r of slot i.
 type Rows func(i, r int) []float32
 
-// Test compares rows of a sequence of these ids with the target's. An error
-// that wraps [ErrClaim] names, for each state that is not what it is claimed
-// to be, what it is.
-func (p Prober) Test(ids []int32, rows Rows) error {
-	window := probeRows(min(len(ids), probeWindow))
-	if len(window) == 0 {
+// Test compares rows of a sequence of these ids with the target's, the first
+// lent of which are those of somebody who was tested before and are not
+// compared. An error that wraps [ErrClaim] names, for each state that is not
+// what it is claimed to be, what it is.
+func (p Prober) Test(ids []int32, lent int, rows Rows) error {
+	compared := ownRows(len(ids), lent)
+	if len(compared) == 0 {
 		return nil // one row says nothing: its state may be any token's
 	}
-	native, err := p.run(ids, window)
+	native, err := p.run(ids, compared)
 	if err != nil {
 		return fmt.Errorf("running the target: %w", err)
 	}
 	var wrong []string
 	for i, c := range p.States {
-		if verdict := p.judge(c, pick(rows, i, window), native, window); verdict != "" {
+		if verdict := p.judge(c, pick(rows, i, compared), native, compared); verdict != "" {
 			wrong = append(wrong, fmt.Sprintf("state %d: %s", c, verdict))
 		}
 	}
@@ -118,6 +120,13 @@ func (p Prober) Find(ids []int32, slots int, rows Rows) ([]Found, error) {
 		}
 	}
 	return out, nil
+}
+
+// ownRows are the rows of a sequence that are compared, none of the first lent
+// ones. The window reaches at least probeEdge behind these.
+func ownRows(rows, lent int) []int {
+	window := probeRows(min(rows, max(probeWindow, lent+probeEdge)))
+	return slices.DeleteFunc(window, func(r int) bool { return r < lent })
 }
 
 // probeRows are the rows of a window that are compared: both ends of it, but

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 	"github.com/draftscope/draftscope/schemas"
 	"golang.org/x/sys/unix"
@@ -87,6 +88,12 @@ type got struct {
 // next reads one sequence; nil at the end.
 func (d *daemon) next() (id string, g *got, err error) {
 	d.t.Helper()
+	return d.nextTo(func(string, arrow.Record) error { return nil })
+}
+
+// nextTo reads one sequence, of which every record is given to a sink.
+func (d *daemon) nextTo(write func(seq string, rec arrow.Record) error) (id string, g *got, err error) {
+	d.t.Helper()
 	g = &got{}
 	for {
 		seq, rec, last, err := d.src.Next(d.t.Context())
@@ -97,6 +104,9 @@ func (d *daemon) next() (id string, g *got, err error) {
 			d.t.Fatalf("%s in the middle of %s", seq, id)
 		}
 		id = seq
+		if err := write(seq, rec); err != nil {
+			d.t.Fatal(err)
+		}
 		env, err := schemas.EnvelopeOf(rec)
 		if err != nil {
 			d.t.Fatal(err)
@@ -242,12 +252,18 @@ func (d *daemon) ready(cfg Config, slots int64) *engine {
 func (d *daemon) another(fingerprint string, slots int64) *engine {
 	d.t.Helper()
 	e := d.dial()
+	e.hello(fingerprint)
+	e.welcomed(slots)
+	return e
+}
+
+// hello says that the engine's weights have this fingerprint.
+func (e *engine) hello(fingerprint string) {
+	e.t.Helper()
 	hello, model := maps.Clone(testHello), maps.Clone(testHello["model"].(map[string]any))
 	model["fingerprint"] = fingerprint
 	hello["model"] = model
 	e.send(hello)
-	e.welcomed(slots)
-	return e
 }
 
 func (e *engine) welcomed(slots int64) {
@@ -273,10 +289,14 @@ func valueOf(id int32, state, j int) float32 { return float32(id) + float32(stat
 
 // rows is an entry whose rows stand in the ring.
 func (e *engine) rows(r string, pos int, ids ...int32) map[string]any {
+	return e.rowsOf([]int{1, 3}, r, pos, ids...)
+}
+
+func (e *engine) rowsOf(states []int, r string, pos int, ids ...int32) map[string]any {
 	first := e.slot
 	for _, id := range ids {
-		lo := 64 + int64(e.slot%uint64(e.slots))*2*testHidden*4
-		for i, state := range []int{1, 3} {
+		lo := 64 + int64(e.slot%uint64(e.slots))*int64(len(states))*testHidden*4
+		for i, state := range states {
 			for j := range testHidden {
 				at := lo + int64(i*testHidden+j)*4
 				binary.LittleEndian.PutUint32(e.ring[at:], math.Float32bits(valueOf(id, state, j)))

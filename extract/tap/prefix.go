@@ -1,15 +1,18 @@
 package tap
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 )
 
 // The tags that say of a sequence that its first rows were not computed for
-// it: how many, and which sequence of the run they are from.
+// it: how many, which sequence they are from, and of which run if it is
+// another one.
 const (
 	TagPrefixRows = "draftscope.prefix_rows"
 	TagPrefixFrom = "draftscope.prefix_from"
+	TagPrefixRun  = "draftscope.prefix_run"
 )
 
 // kept are the rows of a request that has finished.
@@ -18,6 +21,9 @@ type kept struct {
 	model  any
 	ids    []int32
 	blocks []*block
+
+	search *search // for the first absent rows, which are zero until then
+	absent int
 }
 
 // prefixes are the rows of the latest requests, the least recently used one
@@ -78,10 +84,14 @@ func hasPrefix(ids, prefix []int32) bool {
 	return len(ids) >= len(prefix) && slices.Equal(ids[:len(prefix)], prefix)
 }
 
-// weights tell models apart: by their fingerprint, or, of an engine that does
-// not know its own, by the connection. A source's engines have the same sizes,
-// dtype and final norm, and give the same states.
+// weights tell models apart: they are the target's, where there is one, which
+// tests every engine; or have the engine's fingerprint; or, of an engine that
+// does not know its own, those of the connection. A source's engines have the
+// same sizes, dtype and final norm, and give the same states.
 func (l *link) weights() any {
+	if m := l.cfg.Target; m != nil {
+		return m.Fingerprint()
+	}
 	if p := l.e.Hello.Model.Fingerprint; p != "" {
 		return p
 	}
@@ -89,18 +99,21 @@ func (l *link) weights() any {
 }
 
 // completePrefix gives a request whose first rows a prefix cache has those of
-// a request with the same first tokens: one that goes on at this engine, or
-// one of the latest that have finished. Without such rows it is a fault. It
-// returns false when the source's memory went to others.
+// a request with the same first tokens: one of the latest that have finished,
+// one that goes on at this engine, or one that is stored, whose rows are read
+// while this one goes on. Without such rows it is a fault. It returns false
+// when the source's memory went to others.
 func (l *link) completePrefix(q *sequence) bool {
 	s, n := l.Source, q.begin.Cached
 	var from *kept
 	if n <= len(q.begin.Prompt) {
 		from = l.prefixOf(q, q.begin.Prompt[:n])
+		if from == nil && s.cfg.Stored != nil {
+			from = l.search(q.begin.Prompt[:n])
+		}
 	}
 	if from == nil {
-		q.fault(checkRows, "the first %d rows are missing: a prefix cache has them, and no request at hand began with the same tokens; "+
-			"keep more (--prefix-memory), or have the engine compute them again", n)
+		q.missing(nil)
 		return true
 	}
 	for lo := 0; lo < n; lo += blockRows {
@@ -116,7 +129,23 @@ func (l *link) completePrefix(q *sequence) bool {
 	}
 	q.ids = slices.Clone(q.begin.Prompt[:n])
 	q.lent, q.lender = n, from.id
+	q.search, q.absent = from.search, min(n, from.absent)
 	return true
+}
+
+// missing says that nobody has the rows of a prefix; err is of looking for
+// them.
+func (q *sequence) missing(err error) {
+	where := "no request at hand"
+	if q.link.cfg.Stored != nil {
+		where += " and none that is stored"
+	}
+	what := ""
+	if err != nil {
+		what = fmt.Sprintf(" (%v)", err)
+	}
+	q.fault(checkRows, "the first %d rows are missing: a prefix cache has them, and %s began with the same tokens%s; "+
+		"keep more (--prefix-memory), or have the engine compute them again", q.begin.Cached, where, what)
 }
 
 // prefixOf finds rows of these ids, as whole blocks that are shared from now
@@ -143,7 +172,7 @@ func (l *link) prefixOf(q *sequence, ids []int32) *kept {
 	for _, b := range oldest.blocks[:len(ids)/blockRows] {
 		b.share()
 	}
-	return &kept{id: oldest.id, blocks: oldest.blocks}
+	return &kept{id: oldest.id, blocks: oldest.blocks, search: oldest.search, absent: oldest.absent}
 }
 
 // share says that others have the block, too. That is written once, by the
@@ -168,12 +197,15 @@ func (b *block) first(rows int, to *block) *block {
 func (q *sequence) tags() map[string]string {
 	out := map[string]string{}
 	for k, v := range q.begin.Tags {
-		if k != TagPrefixRows && k != TagPrefixFrom {
+		if k != TagPrefixRows && k != TagPrefixFrom && k != TagPrefixRun {
 			out[k] = v
 		}
 	}
 	if q.lent > 0 {
 		out[TagPrefixRows], out[TagPrefixFrom] = strconv.Itoa(q.lent), q.lender
+		if q.lenderRun != "" {
+			out[TagPrefixRun] = q.lenderRun
+		}
 	}
 	return out
 }

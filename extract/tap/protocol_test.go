@@ -131,6 +131,23 @@ func TestAnEngineOfAnotherModelIsRefusedAndTheFirstGoesOn(t *testing.T) {
 	}
 }
 
+// The run's record names the weights of all its rows.
+func TestAnEngineOfOtherWeightsThanTheRunIsRefused(t *testing.T) {
+	d := listen(t)
+	e := d.dial()
+	e.hello("w1")
+	d.welcome(Config{})
+	e.welcomed(8)
+	for _, weights := range []string{"w2", ""} {
+		o := d.dial()
+		o.hello(weights)
+		if m := o.hear(typeRefuse); !strings.Contains(fmt.Sprint(m["reason"]), "the run is of w1") {
+			t.Error(m)
+		}
+	}
+	d.another("w1", 8)
+}
+
 func TestASocketThatIsInUseIsNotTaken(t *testing.T) {
 	d := listen(t)
 	if l, err := Listen(d.path); err == nil {

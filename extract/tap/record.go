@@ -20,11 +20,11 @@ type finished struct {
 // its rows of the tables.
 func (s *Source) complete(q *sequence) (*finished, error) {
 	f := &finished{sequence: q}
-	if q.check != "" {
+	if s.fill(q); q.check != "" {
 		return f, nil
 	}
 	if q.probe {
-		err := s.prober.Test(q.ids, func(i, r int) []float32 { return q.rowsOf(i, r, r+1, s.cfg.DType) })
+		err := s.prober.Test(q.ids, q.lent, func(i, r int) []float32 { return q.rowsOf(i, r, r+1, s.cfg.DType) })
 		if err != nil {
 			return nil, fmt.Errorf("testing the states of sequence %s: %w", q.id, err)
 		}

@@ -42,6 +42,10 @@ type sequence struct {
 	taken  int     // rows that were taken back
 	lent   int     // the first rows, which are those of the sequence lender
 	lender string
+	// lenderRun is the lender's run, if it is another one.
+	lenderRun string
+	search    *search // for the first absent rows, which are zero until then
+	absent    int
 
 	check, detail string // a fault or tombstone
 	stone         bool   // it is a tombstone
@@ -69,7 +73,7 @@ func (q *sequence) rewind(pos int) (freed int) {
 	keep := (pos + blockRows - 1) / blockRows
 	freed = len(q.blocks) - keep
 	q.blocks = q.blocks[:keep]
-	q.lent = min(q.lent, pos)
+	q.lent, q.absent = min(q.lent, pos), min(q.absent, pos)
 	if keep == 0 {
 		return freed
 	}

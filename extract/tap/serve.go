@@ -86,6 +86,7 @@ func (s *Source) serve(e *Engine) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.prefixes.drop(func(k *kept) bool { return k.model == l })
+	s.authors.drop(l)
 	s.engines--
 	s.gone = true
 	s.changed.Broadcast()
@@ -425,7 +426,7 @@ func (l *link) end(q *sequence) {
 	}
 	if !q.dropped {
 		if q.check == "" {
-			s.prefixes.add(&kept{q.id, l.weights(), q.ids, slices.Clone(q.blocks)})
+			s.prefixes.add(&kept{q.id, l.weights(), q.ids, slices.Clone(q.blocks), q.search, q.absent})
 		}
 		s.done = append(s.done, q)
 		l.pending++

@@ -49,6 +49,8 @@ type Config struct {
 	// kept to complete those whose first rows an engine's prefix cache has; 0
 	// means that these are faults.
 	PrefixMemory int64
+	// Stored, where given, has rows for those of which none are kept.
+	Stored Stored
 	// Once ends the source when the engines that were there have gone.
 	Once bool
 
@@ -95,6 +97,8 @@ type Source struct {
 	norms   []Norm
 
 	prefixes prefixes
+	authors  authors
+	absent   *block // stands for rows that Stored may have
 }
 
 // NewSource welcomes first, and every engine of the same model that comes to
@@ -143,6 +147,9 @@ func newSource(hello Hello, cfg Config) (*Source, error) {
 		return nil, err
 	}
 	s.prefixes = prefixes{bound: cfg.PrefixMemory, unit: s.blockBytes(), refs: map[*block]int{}}
+	if cfg.Stored != nil {
+		s.absent = s.absentBlock()
+	}
 	s.prober = probe.Prober{Model: cfg.Target, States: cfg.States, DType: f.Name}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	return s, nil
@@ -187,6 +194,9 @@ func (s *Source) checkModel(h Hello) error {
 		return fmt.Errorf("%w: the engine runs another model (%+v, %s) than the one before it (%+v, %s)", ErrClaim, h.Model, h.DType, s.hello.Model, s.hello.DType)
 	}
 	if s.cfg.Target == nil {
+		if p := s.hello.Model.Fingerprint; p != "" && p != h.Model.Fingerprint {
+			return fmt.Errorf("%w: the engine's model has the fingerprint %.12q, and the run is of %.12s", ErrClaim, h.Model.Fingerprint, p)
+		}
 		return nil
 	}
 	return sameModel(h, s.cfg.Target)
@@ -245,12 +255,13 @@ func (s *Source) take(ctx context.Context) (*sequence, error) {
 			return nil, s.err
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
-		case len(s.done) > 0:
-			q := s.done[0]
-			s.done = slices.Delete(s.done, 0, 1)
+		case s.ready() >= 0:
+			i := s.ready()
+			q := s.done[i]
+			s.done = slices.Delete(s.done, i, i+1)
 			s.giving = true
 			return q, nil
-		case s.cfg.Once && s.gone && s.engines == 0:
+		case s.cfg.Once && s.gone && s.engines == 0 && len(s.done) == 0:
 			return nil, io.EOF
 		}
 		s.changed.Wait()
@@ -267,6 +278,9 @@ func (s *Source) tally(f *finished) {
 		c.Faults = 1
 	default:
 		c.Stored, c.StoredRows = 1, int64(len(f.tokens))
+		if s.cfg.Stored != nil && !s.knowsWeights() {
+			s.authors.add(f.id, f.link.weights())
+		}
 		if f.lent > 0 {
 			c.Completed, c.CompletedRows = 1, int64(f.lent)
 		}

@@ -6,7 +6,8 @@ One process serves a model of a real shape with random weights; `draftscope
 tap`, a process of its own, reads five taps and the final state of every row.
 Loops with the tap and without take turns. Prefill is a forward pass over
 batch*prompt tokens, `--passes` of them one after the other; decode is greedy,
-and the host takes the tokens of every step, as an engine does. Prints JSON
+`--new` steps a loop and 2*`--turns` loops a round, and the host takes the
+tokens of every step, as an engine does. Prints JSON
 objects, one a line, and a table last.
 
 The daemon checks and counts (--check-only); with --out DIR, one that stores a
@@ -163,8 +164,15 @@ class Alternating:
 
     def __init__(self, loops: Loops, tap: tapped.Tap) -> None:
         self.loops, self.tap = loops, tap
-        self.got: dict[str, dict[str, list[float]]] = {m: {"prefill": [], "decode": [], "step": []} for m in MODES}
+        self.got = self._nothing()
         self.drain = 0.0  # the longest time that the daemon needed behind a loop
+
+    @staticmethod
+    def _nothing() -> dict[str, dict[str, list[float]]]:
+        return {m: {"prefill": [], "decode": [], "step": [], "processor": []} for m in MODES}
+
+    def forget(self) -> None:
+        self.got = self._nothing()
 
     @contextlib.contextmanager
     def _mode(self, mode: str) -> Iterator[None]:
@@ -187,7 +195,9 @@ class Alternating:
 
     def decode(self, mode: str, new: int) -> None:
         with self._mode(mode):
-            steps = self.loops.decode(new)
+            began: list[float] = []
+            steps = self.loops.decode(new, lambda step: began.append(time.process_time()) if step == 0 else None)
+            self.got[mode]["processor"].append((time.process_time() - began[0]) / (new - 1))
             self.got[mode]["step"] += steps
             self.got[mode]["decode"].append(self.loops.a.batch * new / sum(steps))
 
@@ -203,15 +213,15 @@ def overhead(a: argparse.Namespace, model: Any, states: list[int], out: str | No
     loop = Alternating(loops, tap)
     for mode in MODES:  # warms up
         loop.prefill(mode, 1)
-        loop.decode(mode, 8)
-    loop.got = {m: {"prefill": [], "decode": [], "step": []} for m in MODES}
+        loop.decode(mode, a.new)
+    loop.forget()
     for n in range(rounds):  # the order turns, so that no mode is always first
         order = MODES if n % 2 == 0 else MODES[::-1]
         for mode in order:
             loop.prefill(mode, passes)
-        for mode in (order + order[::-1]) * 2:
+        for mode in (order + order[::-1]) * a.turns:
             loop.decode(mode, a.new)
-        say(round=n, **{m: {k: [round(x, 1) for x in loop.got[m][k][-(1 if k == "prefill" else 4):]] for k in ("prefill", "decode")} for m in MODES})
+        say(round=n, **{m: {k: [round(x, 1) for x in loop.got[m][k][-(1 if k == "prefill" else 2 * a.turns):]] for k in ("prefill", "decode")} for m in MODES})
     got, waits = loop.got, loop.drain
     tap.resume()
     result: dict[str, Any] = {"reader": daemon.gpu(), "staging_mib": tap._staging.most >> 20 if tap._staging is not None else 0, "ring_pinned": session.ring.pinned}
@@ -234,6 +244,8 @@ def overhead(a: argparse.Namespace, model: Any, states: list[int], out: str | No
             "runs": len(runs["tap"]), "spread": {m: [round(min(runs[m]), 1), round(max(runs[m]), 1)] for m in MODES},
         }
     result["step_ms"] = {m: {f"p{q}": round(1e3 * statistics.quantiles(got[m]["step"], n=100)[q - 1], 3) for q in (10, 50, 90)} for m in MODES}
+    # Of all threads, the tap's among them.
+    result["processor_ms_a_step"] = {m: round(1e3 * statistics.median(got[m]["processor"]), 3) for m in MODES}
     result["longest_drain_s"] = round(waits, 3)
     if bulk.rates:
         result["bulk_gb_s"] = round(statistics.median(bulk.rates) / 1e9, 2)
@@ -241,49 +253,57 @@ def overhead(a: argparse.Namespace, model: Any, states: list[int], out: str | No
 
 
 def killed(a: argparse.Namespace, model: Any, states: list[int]) -> dict[str, Any]:
-    """Decoding goes on while the daemon is killed."""
+    """Decoding goes on while the daemon is killed: loops of 2*new steps, in
+    the middle of one of which it dies. The halves of a loop are not alike, as
+    the cache grows; so the second ones are compared, of loops with the tap's
+    hooks off, with a daemon that dies, and with hooks and no daemon."""
     loops = Loops(a, model)
     memory = torch.cuda.memory_allocated() if loops.device.type == "cuda" else 0
     daemon = Daemon(a, states, None)
     tap = tapped.attach(model, daemon.socket, label="random", ring_bytes=a.ring_bytes, staging_bytes=a.staging_bytes, wait=60, retry=5)
-    third = a.new
-    steps = loops.decode(2 * third, lambda n: os.kill(daemon.process.pid, signal.SIGKILL) if n == third else None)
-    daemon.process.wait()
-    with open("/proc/self/maps") as f:
-        mapped = any("memfd:draftscope-tap" in line for line in f)
-    counts = tap.client.counts()
-    result: dict[str, Any] = {
-        "before_tok_s": a.batch * third / sum(steps[:third]), "longest_step_before_ms": 1e3 * max(steps[:third]),
-        "after_tok_s": a.batch * (len(steps) - third - 1) / sum(steps[third + 1 :]), "longest_step_after_ms": 1e3 * max(steps[third:]),
-        "connected": tap.client.connected, "ring_mapped": mapped, "lost": counts.lost,
-    }
-    if loops.device.type == "cuda":
-        result["gpu_bytes_kept"] = torch.cuda.memory_allocated() - memory
-    # What was measured while the daemon died, again in turns: the hooks are on
-    # and find no daemon, or are off.
-    rates: dict[str, list[float]] = {"hooks_tok_s": [], "plain_tok_s": []}
-    for kind in ("hooks_tok_s", "plain_tok_s", "plain_tok_s", "hooks_tok_s"):
-        if kind == "hooks_tok_s":
-            tap.resume()
-        else:
+    halves: dict[str, list[tuple[float, float]]] = {"plain": [], "killed": [], "hooks": []}
+    longest: dict[str, list[float]] = {k: [] for k in halves}
+
+    def kill(step: int) -> None:
+        if step == a.new:
+            os.kill(daemon.process.pid, signal.SIGKILL)
+
+    tap.pause()
+    loops.decode(2 * a.new)  # warms the allocator up for so long a cache
+    result: dict[str, Any] = {}
+    for kind in ("plain", "killed", "plain", "hooks", "plain", "hooks"):
+        if kind == "plain":
             tap.pause()
-        rates[kind].append(a.batch * a.new / sum(loops.decode(a.new)))
-    result.update({k: statistics.mean(v) for k, v in rates.items()})
+        else:
+            tap.resume()
+        steps = loops.decode(2 * a.new, kill if kind == "killed" else None)
+        first, second = steps[: a.new], steps[a.new + 1 :]
+        halves[kind].append((a.batch * len(first) / sum(first), a.batch * len(second) / sum(second)))
+        longest[kind].append(1e3 * max(second))
+        if kind == "killed":
+            daemon.process.wait()
+            with open("/proc/self/maps") as f:
+                result["ring_mapped"] = any("memfd:draftscope-tap" in line for line in f)
+            result["connected"], result["lost"] = tap.client.connected, tap.client.counts().lost
+            if loops.device.type == "cuda":
+                result["gpu_bytes_kept"] = torch.cuda.memory_allocated() - memory
     tap.close()
-    return {k: round(v, 2) if isinstance(v, float) else v for k, v in result.items()}
+    result["tok_s_by_half"] = {k: [[round(x, 1) for x in pair] for pair in v] for k, v in halves.items()}
+    result["longest_step_of_second_half_ms"] = {k: [round(x, 1) for x in v] for k, v in longest.items()}
+    return result
 
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for k, v in dict(
         layers=36, hidden=4096, inter=12288, heads=32, kv=8, vocab=151936, batch=32, prompt=512, decode_prompt=128, new=64,
-        passes=3, rounds=3, ring_bytes=2 << 30, staging_bytes=2 << 30, memory=32 << 30,
+        passes=3, rounds=3, turns=2, ring_bytes=2 << 30, staging_bytes=2 << 30, memory=32 << 30,
     ).items():
         p.add_argument("--" + k.replace("_", "-"), type=int, default=v)
     p.add_argument("--draftscope", default="bin/draftscope")
     p.add_argument("--device", default="cuda")
     p.add_argument("--out", help="store a dataset here")
-    p.add_argument("--kill", action="store_true", help="kill the daemon in the middle of decoding, too")
+    p.add_argument("--kills", type=int, default=0, help="so often, kill a daemon in the middle of decoding, too")
     a = p.parse_args()
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
@@ -309,7 +329,7 @@ def main() -> int:
         stored = overhead(a, model, states, a.out, 1, 1)
         whole = whole and stored["equal"]
         say(stored=stored)
-    if a.kill:
+    for _ in range(a.kills):
         say(kill=killed(a, model, states))
     for k in ("prefill", "decode"):
         print(f"{k:8} {result[k]['plain']:>10} tokens/s, with the tap {result[k]['tap']:>10}: {100 * result[k]['of']:.2f} %")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import logging
+import math
 import mmap
 import os
 import struct
@@ -20,6 +21,7 @@ OFFSET = 4096
 _F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
 _F_SEAL_SHRINK = getattr(fcntl, "F_SEAL_SHRINK", 2)
 _HEAD = 16  # where this side says how many slots it has filled
+_LOCKED = 64 << 20  # bytes that are page-locked, or let go, by one call: the engine's launches wait for it
 
 
 class Ring:
@@ -44,31 +46,41 @@ class Ring:
         flat = torch.frombuffer(self._map, dtype=dtype, offset=OFFSET, count=self.slots * states * hidden)
         self._rows = flat.view(self.slots, states, hidden)
         self.head = 0  # slots filled, ever
-        self._pinned = 0  # the address that is page-locked
+        # What is page-locked together: whole slots and whole pages.
+        unit = math.lcm(self.slot_bytes, mmap.PAGESIZE)
+        self._part = max(1, _LOCKED // unit) * unit // self.slot_bytes
+        self._pinned: list[int] = []  # addresses of parts that are page-locked
         self._copied: Any = None  # an event, on a GPU
         if device is not None and device.type == "cuda":
-            self._pin(device, total)
+            self._pin(device)
 
-    def _pin(self, device: torch.device, total: int) -> None:
-        address = self._rows.data_ptr() - OFFSET
+    def _pin(self, device: torch.device) -> None:
+        address, size = self._rows.data_ptr(), self.slots * self.slot_bytes
         # Touched first, so that the driver, which the engine shares, finds
         # the pages there and is done soon.
-        ctypes.memset(address, 0, total)
+        ctypes.memset(address, 0, size)
+        part = self._part * self.slot_bytes
         with cuda.device(device):
             self._copied = cuda.Event(blocking=True)
-            try:
-                code = int(cuda.cudart().cudaHostRegister(address, total, 1))  # 1: for every context
-            except RuntimeError as e:
-                log.debug("page-locking the ring: %s", e)
-                code = -1
-        if code == 0:
-            self._pinned = address
-        else:
-            log.warning("the ring could not be page-locked (CUDA error %d); copies into it are slower", code)
+            for at in range(0, size, part):
+                try:
+                    code = int(cuda.cudart().cudaHostRegister(address + at, min(part, size - at), 1))  # 1: for every context
+                except RuntimeError as e:
+                    log.debug("page-locking the ring: %s", e)
+                    code = -1
+                if code != 0:
+                    log.warning("the ring could not be page-locked (CUDA error %d); copies into it are slower", code)
+                    self._unpin()
+                    return
+                self._pinned.append(address + at)
+
+    def _unpin(self) -> None:
+        while self._pinned:
+            cuda.cudart().cudaHostUnregister(self._pinned.pop())
 
     @property
     def pinned(self) -> bool:
-        return self._pinned != 0
+        return bool(self._pinned)
 
     @property
     def freed(self) -> int:
@@ -105,7 +117,7 @@ class Ring:
         for lo, n in runs:
             total += n
             while n > 0:
-                piece = min(n, self.slots - at)
+                piece = min(n, self.slots - at, self._part - at % self._part)
                 self._rows[at : at + piece].copy_(staged[lo : lo + piece], non_blocking=True)
                 lo, n, at = lo + piece, n - piece, (at + piece) % self.slots
         if self._copied is not None:
@@ -123,8 +135,6 @@ class Ring:
             return
         os.close(self.fd)
         self.fd = -1
-        if self._pinned:
-            cuda.cudart().cudaHostUnregister(self._pinned)
-            self._pinned = 0
+        self._unpin()
         del self._rows
         self._map.close()
