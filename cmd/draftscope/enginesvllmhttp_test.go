@@ -159,7 +159,7 @@ func (b *rig) checked(ds string, list []httpAnswer) []served {
 		if a.Greedy && !slices.ContainsFunc(reference, func(s served) bool { return a.begins(s.InputIDs) }) {
 			b.t.Errorf("%s is the beginning of no text of the reference", r.ID)
 		}
-		a.served.ID = r.ID
+		a.ID = r.ID
 		out = append(out, a.served)
 	}
 	if len(rows) != len(list) {
@@ -263,7 +263,7 @@ func TestAKilledDaemonDoesNotStopVLLMAndANewOneGoesOn(t *testing.T) {
 	if b.maps(worker) {
 		t.Error("the engine still maps a dead daemon's ring")
 	}
-	if strings.Contains(clients.log.String(), "w0-0:") || !v.healthy() {
+	if regexp.MustCompile(`(?m)^w\d+-\d+: `).MatchString(clients.log.String()) || !v.healthy() {
 		t.Errorf("a client was not served, or the server is ill:\n%s", lastLines(clients))
 	}
 	without := answered(clients) - before
@@ -297,7 +297,9 @@ func TestAKilledDaemonDoesNotStopVLLMAndANewOneGoesOn(t *testing.T) {
 func (b *rig) given(ds string, got httpAnswers) []httpAnswer {
 	b.t.Helper()
 	rows := b.tapped(ds)
-	return slices.DeleteFunc(got.Served, func(a httpAnswer) bool { return !slices.ContainsFunc(rows, func(r tapped) bool { return r.ID == a.ID }) })
+	return slices.DeleteFunc(got.Served, func(a httpAnswer) bool {
+		return !slices.ContainsFunc(rows, func(r tapped) bool { return r.ID == a.ID })
+	})
 }
 
 func TestAKilledVLLMLeavesTombstonesAndNoMapping(t *testing.T) {

@@ -26,6 +26,7 @@ import openai
 from driving import sequences
 
 STOP = ")"
+TWICE = "twice"  # a name that two requests have
 KINDS = ["ids", "text", "chat", "talk"]  # completions of ids, and of a text; chats; the second and the fourth are streamed
 
 
@@ -77,13 +78,11 @@ class Clients:
             choices = [c for part in parts for c in part.choices if c.index == i]
             prompt = next(ids for x in [*choices, *parts] if (ids := getattr(x, "prompt_token_ids", None)))
             self.out["served"].append({
-                "id": id if n == 1 and id not in self.names else "", "name": id, "prompt_len": len(prompt),
+                "id": id if n == 1 and id != TWICE else "", "name": id, "prompt_len": len(prompt),
                 "input_ids": prompt + [t for c in choices for t in tokens(c)],
                 "finish_reason": choices[-1].finish_reason, "stop_reason": getattr(choices[-1], "stop_reason", None),
                 "tenant": xargs["draftscope_tags"].removeprefix("tenant="), "greedy": "temperature" not in more,
             })
-
-    names = ("twice",)
 
     async def crowd(self, seqs: list[dict[str, Any]]) -> None:
         """Every sequence by every kind of request, all at once."""
@@ -109,7 +108,7 @@ class Clients:
         jobs += [self.ask(kind, seqs[5], f"beams-{kind}", new=6, xargs={"draftscope": "off"}, n=2, beams=True) for kind in ("ids", "chat")]
         await asyncio.gather(*first, *jobs)
         for kind in ("ids", "talk"):  # one behind the other
-            await self.ask(kind, seqs[4], "twice", new=20, xargs=tags)
+            await self.ask(kind, seqs[4], TWICE, new=20, xargs=tags)
 
     async def workers(self, n: int, seqs: list[dict[str, Any]]) -> None:
         over = asyncio.Event()
