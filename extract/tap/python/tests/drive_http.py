@@ -31,11 +31,12 @@ KINDS = ["ids", "text", "chat", "talk"]  # completions of ids, and of a text; ch
 
 
 def tokens(choice: Any) -> list[int]:
-    return getattr(choice, "token_ids", None) or []
+    return getattr(choice, "token_ids", None) or getattr(choice, "response_token_ids", None) or []
 
 
 class Clients:
-    def __init__(self, url: str, seed: int) -> None:
+    def __init__(self, url: str, seed: int, xargs: str, kinds: list[str]) -> None:
+        self.xargs, self.kinds = xargs, kinds
         self.openai = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=1200)
         self.rng = random.Random(seed)
         self.out: dict[str, list[Any]] = {"served": [], "given_up": [], "hung_up": [], "kept_out": []}
@@ -43,7 +44,9 @@ class Clients:
     async def ask(self, kind: str, s: dict[str, Any], id: str, *, new: int, xargs: dict[str, Any], patience: int = 0, seconds: float = 0, beams: bool = False, **more: Any) -> None:
         """One request, given up after so many tokens or seconds, if any."""
         streamed = kind in ("text", "talk")
-        extra = {"return_token_ids": True, "ignore_eos": bool(patience or seconds), "use_beam_search": beams, "vllm_xargs": {"draftscope_id": id, **xargs}}
+        extra = {"return_token_ids": True, "ignore_eos": bool(patience or seconds), self.xargs: {"draftscope_id": id, **xargs}}
+        if beams:
+            extra["use_beam_search"] = True
         args: dict[str, Any] = {"model": "target", "temperature": 0, "max_tokens": new, "stream": streamed, **more, "extra_body": extra}
         if seconds:
             args["timeout"] = seconds
@@ -80,7 +83,7 @@ class Clients:
             self.out["served"].append({
                 "id": id if n == 1 and id != TWICE else "", "name": id, "prompt_len": len(prompt),
                 "input_ids": prompt + [t for c in choices for t in tokens(c)],
-                "finish_reason": choices[-1].finish_reason, "stop_reason": getattr(choices[-1], "stop_reason", None),
+                "finish_reason": choices[-1].finish_reason, "stop_reason": getattr(choices[-1], "stop_reason", None) or getattr(choices[-1], "matched_stop", None),
                 "tenant": xargs["draftscope_tags"].removeprefix("tenant="), "greedy": "temperature" not in more,
             })
 
@@ -88,7 +91,7 @@ class Clients:
         """Every sequence by every kind of request, all at once."""
         rng, jobs, first = self.rng, [], []
         for i, s in enumerate(seqs):
-            for kind in KINDS:
+            for kind in self.kinds:
                 xargs = {"draftscope_tags": f"tenant={rng.choice('ab')}"}
                 args: dict[str, Any] = {"new": rng.randint(4, 144), "xargs": xargs}
                 match rng.randrange(10):
@@ -104,10 +107,11 @@ class Clients:
         prompts = [s["input_ids"][: s["prompt_len"]] for s in seqs[:2]]
         jobs.append(self.ask("ids", seqs[2], "both", new=40, xargs=tags, n=2, temperature=0.8))
         jobs.append(self.ask("ids", seqs[3], "list", new=40, xargs=tags, prompt=prompts))
+        jobs.append(self.ask("ids", seqs[5], "1234", new=20, xargs={**tags, "draftscope_id": 1234}))
         # What vLLM makes of these does not say that they are kept out.
-        jobs += [self.ask(kind, seqs[5], f"beams-{kind}", new=6, xargs={"draftscope": "off"}, n=2, beams=True) for kind in ("ids", "chat")]
+        jobs += [] if self.xargs != "vllm_xargs" else [self.ask(kind, seqs[5], f"beams-{kind}", new=6, xargs={"draftscope": "off"}, n=2, beams=True) for kind in ("ids", "chat")]
         await asyncio.gather(*first, *jobs)
-        for kind in ("ids", "talk"):  # one behind the other
+        for kind in (self.kinds[0], self.kinds[-1]):  # one behind the other
             await self.ask(kind, seqs[4], TWICE, new=20, xargs=tags)
 
     async def workers(self, n: int, seqs: list[dict[str, Any]]) -> None:
@@ -129,7 +133,7 @@ class Clients:
 
 
 async def main(a: argparse.Namespace) -> None:
-    clients, seqs = Clients(a.url, a.seed), sequences(a.sequences, a.count)
+    clients, seqs = Clients(a.url, a.seed, a.xargs, a.kinds.split(",")), sequences(a.sequences, a.count)
     await (clients.workers(a.workers, seqs) if a.workers else clients.crowd(seqs))
     print(json.dumps(clients.out), flush=True)
 
@@ -139,6 +143,8 @@ if __name__ == "__main__":
     p.add_argument("--url", required=True)
     p.add_argument("--sequences", required=True)
     p.add_argument("--count", type=int, default=24)
+    p.add_argument("--xargs", default="vllm_xargs", help="the key of what a client says to the tap")
+    p.add_argument("--kinds", default=",".join(KINDS))
     p.add_argument("--workers", type=int, default=0)
     p.add_argument("--seed", type=int, default=1)
     asyncio.run(main(p.parse_args()))

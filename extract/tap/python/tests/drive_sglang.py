@@ -1,7 +1,8 @@
 """SGLang as an engine for draftscope's own tests: serves prompts at once and
-prints, as one JSON object, what it served.
+prints, as one JSON object, what it served; or becomes SGLang's server.
 
 usage: drive_sglang.py --model DIR --socket PATH --sequences FILE [options]
+       drive_sglang.py --model DIR --socket PATH --sequences FILE --serve PORT --template FILE
 
 SGLang's CPU kernels are not on PyPI, and without them it looks for a name in
 vLLM, which is not there and which it does not call: a module of ours has it.
@@ -33,9 +34,24 @@ def stand_in() -> None:
     sys.path.insert(0, str(site))
 
 
+def server(a: argparse.Namespace) -> list[str]:
+    """The command line of the server. A prefix that its cache has of a request
+    that was given up is nobody's row: the cache is off."""
+    options = {
+        "--model-path": a.model, "--served-model-name": "target", "--device": "cpu", "--dtype": "float32", "--attention-backend": "torch_native",
+        "--sampling-backend": "pytorch", "--max-total-tokens": "16384", "--context-length": "1024", "--max-running-requests": "16",
+        "--chat-template": a.template, "--host": "127.0.0.1", "--port": str(a.serve),
+    }
+    flags = ["--disable-overlap-schedule", "--disable-radix-cache", "--skip-server-warmup"]
+    return [sys.executable, "-m", "sglang.launch_server", *flags, *(x for option in options.items() for x in option)]
+
+
 def main(a: argparse.Namespace) -> None:
     os.environ["DRAFTSCOPE_TAP_SOCKET"] = a.socket
     stand_in()
+    if a.serve:
+        command = server(a)
+        os.execv(command[0], command)
     import sglang
 
     seqs = sequences(a.sequences, a.count)
@@ -59,4 +75,7 @@ def main(a: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main(arguments().parse_args())
+    p = arguments()
+    p.add_argument("--serve", type=int, default=0, help="the server's port")
+    p.add_argument("--template", help="the server's chat template")
+    main(p.parse_args())

@@ -34,6 +34,7 @@ log = logging.getLogger("draftscope_tap.sglang")
 
 SOCKET = "DRAFTSCOPE_TAP_SOCKET"
 OPTIONS = "DRAFTSCOPE_TAP_OPTIONS"  # JSON: states, rows, label, ring_bytes, deadline, wait
+_HEALTH = "HEALTH_CHECK"  # by which the ids of the server's own requests begin
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 
@@ -190,15 +191,18 @@ class RunnerTap:
         self.steps.step(fed, list(self._rows[:, :n]))
 
     def _open(self, req: Any, first: int) -> None:
-        if req.multimodal_inputs is not None or req.lora_id is not None or req.input_embeds is not None:
+        if req.rid.startswith(_HEALTH) or req.multimodal_inputs is not None or req.lora_id is not None or req.input_embeds is not None:
             return self.steps.ignore(req.rid)
         params = req.sampling_params
         custom = params.custom_params if isinstance(params.custom_params, dict) else {}
         # SGLang writes temperature 0 as 1 with the most likely token.
         temperature = 0.0 if params.top_k == 1 else float(params.temperature)
         tags = dict(t.split("=", 1) for t in str(custom.get("draftscope_tags", "")).split(",") if "=" in t)
+        # Before several answers to one prompt SGLang runs the prompt alone, for
+        # its cache: the name is for an answer.
+        name = custom.get("draftscope_id") if params.max_new_tokens != 0 else None
         self.steps.begin(
-            req.rid, [int(t) for t in req.origin_input_ids], name=custom.get("draftscope_id"), cached=first,
+            req.rid, [int(t) for t in req.origin_input_ids], name=str(name) if name is not None else None, cached=first,
             temperature=temperature, tags=tags, optout=custom.get("draftscope") == "off",
         )
 
