@@ -207,7 +207,7 @@ func BenchDeltaNet(b *testing.B, open Opener) {
 				return d.RMSNorm(cuda.Matrix(e.Buf, rows, values).Heads(dim), o.RowRange(0, rows).Heads(dim), norm, 1e-6, 0)
 			}},
 			{"gate", func() error {
-				return d.GateMul(o.RowRange(0, rows), z.RowRange(0, rows), o.RowRange(0, rows), cuda.SiLU)
+				return d.GateMul(cuda.Matrix(e.Buf, rows, values), z.RowRange(0, rows), o.RowRange(0, rows), cuda.SiLU)
 			}},
 			{"out", func() error { return d.Gemm(u.RowRange(0, rows), o.RowRange(0, rows), out, false) }},
 		} {

@@ -112,7 +112,10 @@ func testGemmBF16(t *testing.T, l *lab) {
 // testGemmOfLargeWeights: a device may multiply few rows in another way than
 // many, where the weight is large enough for that to pay.
 func testGemmOfLargeWeights(t *testing.T, l *lab) {
-	const rows, n, k = 1100, 2048, 2304
+	rows, n, k := 1100, 2048, 2304
+	if testing.Short() {
+		n, k = 128, 192 // a large one takes minutes in plain kernels under a tool
+	}
 	x, w, old := l.put(t, random16(1, rows, k), k), l.put(t, random16(2, n, k), k), random16(3, rows, n)
 	for _, add := range []bool{false, true} {
 		product := func(lo, hi int) []float32 {
@@ -369,7 +372,11 @@ func testDeltaRuleBF16(t *testing.T, l *lab) {
 	} {
 		t.Run(fmt.Sprint(s), func(t *testing.T) {
 			r := newDelta(s.rows, s.hk, s.hv, s.dk, s.dv, s.alpha).rounded()
-			for _, lay := range layouts {
+			lays := layouts
+			if testing.Short() {
+				lays = layouts[2:]
+			}
+			for _, lay := range lays {
 				for _, chunk := range []int{0, 1, 64} {
 					for _, cut := range []int{s.rows, 70} {
 						r.check16(t, l.in(lay), cut, chunk)
