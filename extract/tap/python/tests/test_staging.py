@@ -82,3 +82,30 @@ def test_views_are_the_states_of_a_padded_batch() -> None:
         view.copy_(torch.arange(18.0).view(2, 3, 3) + 100 * i)
     assert stage.rows[4].tolist() == [[12, 13, 14], [112, 113, 114]]
     s.close()
+
+
+def test_jobs_gather_until_somebody_waits_or_memory_is_short() -> None:
+    s = Staging(CPU, 100 * ROW, 0.0)
+    began: list[float] = []
+    t = time.monotonic()
+    s.put(lambda: began.append(time.monotonic() - t))
+    time.sleep(0.03)
+    s.put(lambda: began.append(time.monotonic() - t))
+    while len(began) < 2:
+        assert time.monotonic() - t < 5
+        time.sleep(0.001)
+    assert began[0] > 0.09 and began[1] - began[0] < 0.05, "they ran one by one"
+    began.clear()
+    t = time.monotonic()
+    s.put(lambda: began.append(time.monotonic() - t))
+    assert s.flush(5) and began[0] < 0.09, "a flush waited"
+    a = s.take(32, 2, 3, torch.float32)
+    t = time.monotonic()
+    s.put(lambda: began.append(time.monotonic() - t))
+    b = s.take(32, 2, 3, torch.float32)
+    assert a is not None and b is not None
+    while len(began) < 2:
+        assert time.monotonic() - t < 5
+        time.sleep(0.001)
+    assert began[1] < 0.09, "memory was short"
+    s.close()

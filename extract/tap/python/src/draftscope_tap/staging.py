@@ -4,6 +4,10 @@ The engine's thread takes a `Stage`, its stream copies states into it, and one
 thread of the tap, with a stream of its own, sends what is there. The engine
 waits for neither but when all of the memory is taken, and then for one
 deadline in each congestion.
+
+That thread takes the interpreter's lock from the engine's. It works on some
+passes at a time: on one by one, with what it needs gone from the processor's
+caches, it would take several times as long.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ log = logging.getLogger("draftscope_tap")
 cuda: Any = torch.cuda  # whose functions have types in some versions only
 
 _LEAST = 16  # rows of the smallest stage
+_GATHER = 0.1  # seconds in which jobs gather, while there is room for their stages
 
 
 class Stage:
@@ -62,6 +67,7 @@ class Staging:
         self.waits = 0  # congestions in which the engine waited
         self.most = 0  # bytes that the stages ever took
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._hurry = threading.Event()  # somebody waits for the jobs
         self._thread = threading.Thread(target=self._run, name="draftscope-tap-move", daemon=True)
         self._thread.start()
 
@@ -79,6 +85,8 @@ class Staging:
             if self._congested and self._taken * 2 <= self.limit:
                 self._congested = False
             stage = self._find(rows)
+            if self._taken * 4 > self.limit:
+                self._hurry.set()
             if stage is None and not self._congested and self._taken > 0:
                 self.waits += 1
                 end = time.monotonic() + self._deadline
@@ -142,21 +150,32 @@ class Staging:
         """Waits until all jobs that were put so far have run."""
         done = threading.Event()
         self._jobs.put(done.set)
+        self._hurry.set()
         return done.wait(timeout)
 
     def close(self, timeout: float = 60.0) -> None:
         self._jobs.put(None)
+        self._hurry.set()
         self._thread.join(timeout)
         self.drop()
 
     def _run(self) -> None:
         with self._stream():
-            while (job := self._jobs.get()) is not None:
+            while (job := self._next()) is not None:
                 try:
                     job()
                 except Exception:  # one pass is lost, and the daemon will find the hole
                     log.exception("a forward pass was not sent")
                 del job
+
+    def _next(self) -> Callable[[], None] | None:
+        try:
+            return self._jobs.get_nowait()
+        except queue.Empty:
+            job = self._jobs.get()
+            self._hurry.wait(_GATHER)
+            self._hurry.clear()
+            return job
 
     def _stream(self) -> contextlib.AbstractContextManager[Any]:
         if self.device.type != "cuda":
