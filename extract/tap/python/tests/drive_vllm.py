@@ -100,7 +100,7 @@ async def main(a: argparse.Namespace) -> None:
             else:
                 served.append(out)
     seconds = time.monotonic() - start
-    engine.shutdown()
+    engine.shutdown(timeout=60)  # of the 5 s that it has otherwise, a loaded machine needs more
     print(json.dumps({"served": served, "given_up": given_up, "seconds": seconds}), flush=True)
 
 
