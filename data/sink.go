@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/apache/arrow/go/v17/arrow"
@@ -113,6 +114,8 @@ func (s *sink) addFault(streamSeq uint64, f schemas.Fault) {
 	if f.At.IsZero() {
 		f.At = time.Now().UTC().Truncate(time.Microsecond)
 	}
+	// They may quote a file's name; a reader of the table takes UTF-8 only.
+	f.SeqID, f.Detail = strings.ToValidUTF8(f.SeqID, "\ufffd"), strings.ToValidUTF8(f.Detail, "\ufffd")
 	key := faultDigest(f)
 	s.d.mu.Lock()
 	known := s.d.indexes[s.run.Name].faults

@@ -327,3 +327,25 @@ func BenchmarkCommit(b *testing.B) {
 		})
 	}
 }
+
+// A fault may quote a file's name. A reader of the table takes UTF-8 only.
+func TestFaultsAreUTF8WhateverTheyQuote(t *testing.T) {
+	d := mustCreate(t, t.TempDir(), testRun("r1", 8, schemas.F32))
+	f := schemas.Fault{SeqID: "a\xff", Chunk: -1, Check: "K21", Detail: "\xff\xfe\xe9.safetensors: no é"}
+	for range 2 {
+		if err := d.AddFaults("r1", []schemas.Fault{f}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	parts := partsOf(t, d, schemas.TableFaults)
+	if len(parts) != 1 {
+		t.Fatalf("%d files, want 1: it is the same fault", len(parts))
+	}
+	rows, err := readRows[schemas.Fault](parts[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(rows) != 1 || rows[0].SeqID != "a\ufffd" || rows[0].Detail != "\ufffd.safetensors: no é" {
+		t.Errorf("%+q", rows)
+	}
+}

@@ -135,6 +135,9 @@ func (t *tapJob) run(ctx context.Context) (err error) {
 		} else {
 			err = t.demoTaps()
 		}
+		if err == nil {
+			_, err = t.chooseStates()
+		}
 		if err != nil {
 			return err
 		}
@@ -144,6 +147,11 @@ func (t *tapJob) run(ctx context.Context) (err error) {
 		return withCode(exitMissing, err)
 	}
 	t.opened.add(l)
+	if t.nats == pipeline.Embedded && !t.checkOnly {
+		if err := t.openDataset(t.jobFlags.out); err != nil {
+			return err
+		}
+	}
 	t.say("waiting for an engine at %s", t.socket)
 	first, err := t.waitFor(ctx, l)
 	if err != nil {
@@ -198,15 +206,14 @@ func (t *tapJob) capture(ctx context.Context, l *tap.Listener, first *tap.Engine
 	}
 	var session *pipeline.Session
 	if t.nats == pipeline.Embedded {
-		if err := t.openDataset(t.jobFlags.out); err != nil {
-			return refuse(err)
-		}
 		session, err = pipeline.Open(ctx, pipeline.Config{
 			Run: t.jobFlags.run, URL: t.nats, Dir: filepath.Join(t.ds.Dir(), "stream"), Partitions: t.parts,
-			CommitIdle: commitIdle, Drain: t.drain, OnFault: t.faults.add, Logger: t.log,
+			CommitIdle: commitIdle, OnFault: t.faults.add, Logger: t.log,
 		})
 	} else {
-		session, err = pipeline.Open(ctx, t.config(t.job))
+		cfg := t.config(t.job)
+		cfg.Drain = nil // the source drains
+		session, err = pipeline.Open(ctx, cfg)
 	}
 	if err != nil {
 		return refuse(jobError(err))
@@ -268,19 +275,10 @@ func (t *tapJob) check(ctx context.Context, l *tap.Listener, first *tap.Engine, 
 	}
 	defer closeHTTP()
 	return t.conclude(ctx, source, func() (sum pipeline.Summary, err error) {
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		go func() {
-			select {
-			case <-t.drain:
-				cancel()
-			case <-ctx.Done():
-			}
-		}()
 		for {
 			_, rec, _, err := source.Next(ctx)
 			switch {
-			case errors.Is(err, io.EOF), err != nil && isClosed(t.drain):
+			case errors.Is(err, io.EOF):
 				return sum, nil
 			case err != nil:
 				return sum, err
@@ -290,23 +288,26 @@ func (t *tapJob) check(ctx context.Context, l *tap.Listener, first *tap.Engine, 
 	})
 }
 
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
 // conclude moves the states until the end, and says what came of it.
 func (t *tapJob) conclude(ctx context.Context, source *tap.Source, move func() (pipeline.Summary, error)) error {
 	quiet := t.watch(source)
+	stop := make(chan struct{})
+	go func() {
+		select {
+		case <-t.drain:
+			source.Drain()
+		case <-stop:
+		}
+	}()
 	sum, err := move()
+	close(stop)
 	quiet()
 	c, what := source.Status().Counts, "stored"
-	if t.checkOnly {
+	switch {
+	case t.checkOnly:
 		what = "checked and not stored,"
+	case err != nil:
+		what = "handed on, of which the last may not have been stored,"
 	}
 	fmt.Fprintf(t.out.stdout, "run %s: %d requests began, %d finished, %d aborted, %d shed by the engine; %d %s with %d tokens, %d not wanted, %d tombstones, %d faults\n",
 		t.jobFlags.run, c.Begun, c.Finished, c.Aborted, c.Shed, c.Stored, what, c.StoredRows, c.Dropped, c.Tombstones, c.Faults)

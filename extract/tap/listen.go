@@ -35,6 +35,8 @@ func Listen(path string) (*Listener, error) {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
 		return nil, fmt.Errorf("opening socket %s: %w: something that is no socket is there; choose another path", path, syscall.EADDRINUSE)
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("opening socket %s: %w; make its folder first", path, fs.ErrNotExist)
 	case errors.Is(err, syscall.EINVAL):
 		return nil, fmt.Errorf("opening socket %s: %w: the path has %d bytes, and a system takes about 100; choose a shorter one", path, syscall.EINVAL, len(path))
 	case err != nil:

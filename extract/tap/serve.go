@@ -14,9 +14,9 @@ import (
 // accept serves the engines that come after the first.
 func (s *Source) accept(l *Listener) {
 	for {
-		e, err := l.Accept(s.ctx, func(err error) { s.cfg.Log.Warn("an engine was refused", "reason", err) })
+		e, err := l.Accept(s.taking, func(err error) { s.cfg.Log.Warn("an engine was refused", "reason", err) })
 		if err != nil {
-			if s.ctx.Err() == nil {
+			if s.taking.Err() == nil {
 				s.fail(err)
 			}
 			return
@@ -51,13 +51,14 @@ type link struct {
 // serve reads an engine until it has gone.
 func (s *Source) serve(e *Engine) {
 	l := &link{Source: s, e: e, open: map[string]*sequence{}}
-	stop := context.AfterFunc(s.ctx, func() { _ = e.conn.SetReadDeadline(time.Unix(1, 0)) }) // wakes run
+	stop := context.AfterFunc(s.taking, func() { _ = e.conn.SetReadDeadline(time.Unix(1, 0)) }) // wakes run
 	err := l.run()
 	stop()
-	protocol := errors.Is(err, ErrProtocol)
+	protocol, cause := errors.Is(err, ErrProtocol), context.Cause(s.ctx)
 	switch {
-	case s.ctx.Err() != nil:
-		e.Refuse(context.Cause(s.ctx))
+	case errors.Is(cause, ErrClaim):
+		e.Refuse(cause)
+	case s.taking.Err() != nil: // it may come back, to the next daemon
 	case protocol:
 		e.Refuse(err)
 	}
@@ -72,7 +73,7 @@ func (s *Source) serve(e *Engine) {
 		s.cfg.Log.Warn("unmapping the ring", "error", rerr)
 	}
 	switch {
-	case s.ctx.Err() != nil, err == nil:
+	case s.taking.Err() != nil, err == nil:
 	case protocol:
 		s.cfg.Log.Warn("an engine's connection was closed", "pid", e.Hello.PID, "reason", err)
 	default:
@@ -80,7 +81,11 @@ func (s *Source) serve(e *Engine) {
 	}
 	for _, id := range slices.Sorted(maps.Keys(l.open)) {
 		q := l.open[id]
-		q.stoned(stoneDisconnected, "the engine went away after %d rows", len(q.ids))
+		who := "the engine went away"
+		if s.taking.Err() != nil {
+			who = "the daemon was stopped"
+		}
+		q.stoned(stoneDisconnected, "%s after %d rows", who, len(q.ids))
 		l.end(q)
 	}
 	s.mu.Lock()

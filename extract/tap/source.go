@@ -75,6 +75,8 @@ type Source struct {
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
+	taking context.Context // of ctx, until Drain
+	drain  context.CancelFunc
 	wait   sync.WaitGroup
 
 	cur *finished // whose records Next is giving out
@@ -152,6 +154,7 @@ func newSource(hello Hello, cfg Config) (*Source, error) {
 	}
 	s.prober = probe.Prober{Model: cfg.Target, States: cfg.States, DType: f.Name}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	s.taking, s.drain = context.WithCancel(s.ctx)
 	return s, nil
 }
 
@@ -210,9 +213,9 @@ func (s *Source) Spec() schemas.CaptureSpec {
 }
 
 // Next returns the next record, the sequence it belongs to, and whether it is
-// that sequence's last. The caller releases the record. With [Config.Once] it
-// returns [io.EOF] after the last engine has gone; without, it waits for the
-// next. An error that wraps [ErrClaim] says that the engine's states are not
+// that sequence's last. The caller releases the record. With [Config.Once], or
+// after [Source.Drain], it returns [io.EOF] when the last engine has gone; else it
+// waits for the next. An error that wraps [ErrClaim] says that the engine's states are not
 // what it calls them. After any other error than that of ctx the source can
 // only be closed.
 func (s *Source) Next(ctx context.Context) (seq string, rec arrow.Record, last bool, err error) {
@@ -261,7 +264,7 @@ func (s *Source) take(ctx context.Context) (*sequence, error) {
 			s.done = slices.Delete(s.done, i, i+1)
 			s.giving = true
 			return q, nil
-		case s.cfg.Once && s.gone && s.engines == 0 && len(s.done) == 0:
+		case (s.cfg.Once && s.gone || s.taking.Err() != nil) && s.engines == 0 && len(s.done) == 0:
 			return nil, io.EOF
 		}
 		s.changed.Wait()
@@ -362,6 +365,16 @@ func (s *Source) Status() Status {
 		st.Filled += r.waiting()
 	}
 	return st
+}
+
+// Drain ends the connections and takes no more. What engines have finished is
+// given out, what they have not becomes tombstones; then Next returns [io.EOF].
+// The engines may connect to the next daemon.
+func (s *Source) Drain() {
+	s.drain()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changed.Broadcast()
 }
 
 // Close ends the connections and gives everything back. The target stays

@@ -355,3 +355,50 @@ func TestTheStatusSaysWhatWaitsInTheRing(t *testing.T) {
 		t.Errorf("%+v, %v", g, err)
 	}
 }
+
+func TestADaemonThatDrainsLeavesATombstoneForWhatIsOpen(t *testing.T) {
+	d := listen(t)
+	e := d.ready(Config{}, 16)
+	d.src.mu.Lock()
+	d.src.cfg.Once = false
+	d.src.mu.Unlock()
+	e.begin("a", 1, 2)
+	e.begin("b", 4, 5)
+	e.step(e.rows("a", 0, 1, 2), e.rows("b", 0, 4, 5))
+	e.finish("a", 2, 1, 2, 3)
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		if st := d.src.Status(); st.Open == 1 && st.Waiting == 1 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%+v", d.src.Status())
+		}
+	}
+	d.src.Drain()
+	if id, g, err := d.next(); err != nil || id != "a" {
+		t.Fatal(id, err)
+	} else {
+		g.check(t, 2, 1, 2)
+	}
+	if id, g, err := d.next(); err != nil || id != "b" || g.fault == nil || g.fault.Check != stoneDisconnected || g.fault.Detail != "the daemon was stopped after 2 rows" {
+		t.Errorf("%s, %+v, %v", id, g, err)
+	}
+	if _, _, err := d.next(); !errors.Is(err, io.EOF) {
+		t.Errorf("after the last: %v", err)
+	}
+	if st := d.src.Status(); st.Begun != 2 || st.Stored != 1 || st.Tombstones != 1 {
+		t.Errorf("%+v", st.Counts)
+	}
+	// It is not refused, so that it tries again.
+	_ = e.conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	var buf []byte
+	for {
+		kind, _, grown, err := readFrame(e.in, buf)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if buf = grown; err != nil || kind == typeRefuse {
+			t.Fatal(kind, err)
+		}
+	}
+}
