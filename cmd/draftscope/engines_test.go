@@ -459,10 +459,30 @@ func TestAKilledDaemonDoesNotStopServingAndANewOneGoesOn(t *testing.T) {
 	n := last[beat](t, engine).N
 	b.until(engine, again, at(n+3))
 	t.Logf("tokens/s with the daemon %.0f, without %.0f, with the next one %.0f", with.TokensPerSecond, without.TokensPerSecond, last[beat](t, engine).TokensPerSecond)
-	again.signal(syscall.SIGINT)
-	if code := again.exit(t, time.Minute); code != exitPartial && code != exitOK {
-		t.Fatalf("exit %d: %s", code, lastLines(again))
+	// One that is stopped leaves no request unaccounted for, and the engine
+	// comes back to the next one, too.
+	stopped := func(daemon *process) {
+		t.Helper()
+		daemon.signal(syscall.SIGTERM)
+		if code := daemon.exit(t, time.Minute); code != exitPartial && code != exitOK {
+			t.Fatalf("exit %d: %s", code, lastLines(daemon))
+		}
+		log := daemon.log.String()
+		var began, finished, aborted, shed, stored, tokens, dropped, tombstones, faults int
+		if _, err := fmt.Sscanf(log[strings.Index(log, "run r1: "):], "run r1: %d requests began, %d finished, %d aborted, %d shed by the engine; %d stored with %d tokens, %d not wanted, %d tombstones, %d faults",
+			&began, &finished, &aborted, &shed, &stored, &tokens, &dropped, &tombstones, &faults); err != nil {
+			t.Fatalf("%v: %s", err, log)
+		}
+		if began == 0 || began != stored+tombstones || faults != 0 || dropped != 0 {
+			t.Errorf("a stopped daemon: %s", lastLines(daemon))
+		}
 	}
+	stopped(again)
+	b.until(engine, again, func() bool { return !last[beat](t, engine).Connected })
+	next := b.tap(args...)
+	b.until(engine, next, func() bool { return last[beat](t, engine).Connected })
+	b.until(engine, next, at(last[beat](t, engine).N+2))
+	stopped(next)
 	engine.kill()
 	got := b.query(ds, fmt.Sprintf("SELECT count(*) FROM sequences WHERE split_part(seq_id, '-', 2)::INT > %d", without.N))
 	if strings.HasSuffix(got, "\n0") {

@@ -194,7 +194,7 @@ func (s *Source) blockBytes() int64 { return blockRows * s.width * int64(len(s.c
 func (s *Source) checkModel(h Hello) error {
 	if h.Model.Layers != s.hello.Model.Layers || h.Model.Hidden != s.hello.Model.Hidden || h.Model.Vocab != s.hello.Model.Vocab ||
 		h.DType != s.hello.DType || h.FinalNorm.SHA256 != s.hello.FinalNorm.SHA256 {
-		return fmt.Errorf("%w: the engine runs another model (%+v, %s) than the one before it (%+v, %s)", ErrClaim, h.Model, h.DType, s.hello.Model, s.hello.DType)
+		return fmt.Errorf("%w: the engine runs another model or in another dtype (%s) than the one before it (%s)", ErrClaim, modelOf(h), modelOf(s.hello))
 	}
 	if s.cfg.Target == nil {
 		if p := s.hello.Model.Fingerprint; p != "" && p != h.Model.Fingerprint {
@@ -203,6 +203,10 @@ func (s *Source) checkModel(h Hello) error {
 		return nil
 	}
 	return sameModel(h, s.cfg.Target)
+}
+
+func modelOf(h Hello) string {
+	return fmt.Sprintf("%s: %d layers, hidden %d, vocabulary %d, %s, final norm %.8s", h.Model.Label, h.Model.Layers, h.Model.Hidden, h.Model.Vocab, h.DType, h.FinalNorm.SHA256)
 }
 
 // Spec describes the capture records.
