@@ -173,17 +173,31 @@ func Open(format string, fsys fs.FS) (*Reader, error) {
 	return nil, fmt.Errorf("%w: format %q; use %s, %s, %s or %s", ErrConfig, format, VLLM, Speculators, SpecForge, DeepSpec)
 }
 
-// find lists the files below the root whose names fit, sorted.
+// find lists what below the root has a name that fits, sorted. It need not be
+// a file.
 func find(fsys fs.FS, fits func(name string) bool) ([]string, error) {
 	var out []string
-	err := fs.WalkDir(fsys, ".", func(name string, d fs.DirEntry, err error) error {
-		if err == nil && d.Type().IsRegular() && fits(path.Base(name)) {
+	err := fs.WalkDir(fsys, ".", func(name string, _ fs.DirEntry, err error) error {
+		if err == nil && name != "." && fits(path.Base(name)) {
 			out = append(out, name)
 		}
 		return err
 	})
 	slices.Sort(out)
 	return out, err
+}
+
+// checkFile says what is wrong with a name that stands for no file, whose
+// opening might wait forever. Links are followed.
+func checkFile(fsys fs.FS, name string) error {
+	st, err := fs.Stat(fsys, name)
+	switch {
+	case err != nil:
+		return fmt.Errorf("reading %s: %w: %w", name, ErrFormat, err)
+	case !st.Mode().IsRegular():
+		return badFile(name, "it is no file (%s)", st.Mode())
+	}
+	return nil
 }
 
 // idOf makes a file's name a sequence's id.

@@ -101,18 +101,34 @@ func NewSource(r *Reader, cfg Config) (*Source, error) {
 	if len(r.samples) == 0 {
 		return nil, fmt.Errorf("%w: no sample", ErrFormat)
 	}
-	first, err := r.samples[0].open()
+	first, err := r.first()
 	if err != nil {
 		return nil, err
-	}
-	if err := first.unpad(); err != nil {
-		return nil, errors.Join(fmt.Errorf("reading %s: %w", first.File, err), first.Close())
 	}
 	s.first = slices.Clone(first.IDs)
 	return s, errors.Join(s.settle(first, r.States), first.Close())
 }
 
-// First are the tokens of the first sample.
+// first reads the first sample that can be read, and says what is wrong with
+// the first of all when there is none.
+func (r *Reader) first() (*Sample, error) {
+	var wrong error
+	for _, l := range r.samples {
+		s, err := l.open()
+		if err == nil {
+			if err = s.unpad(); err == nil {
+				return s, nil
+			}
+			err = errors.Join(fmt.Errorf("reading %s: %w", s.File, err), s.Close())
+		}
+		if wrong == nil {
+			wrong = err
+		}
+	}
+	return nil, wrong
+}
+
+// First are the tokens of the first sample that can be read.
 func (s *Source) First() []int32 { return s.first }
 
 // settle finds out what the slots are, and what is recorded of them.
@@ -312,7 +328,7 @@ func (s *Source) check(m *Sample) (check, detail string) {
 	case m.Rows == n-1:
 		return "K3", fmt.Sprintf("%d rows for %d tokens: last row missing", m.Rows, n)
 	case m.Rows < n:
-		return "K3", fmt.Sprintf("%d rows for %d tokens: first %d rows missing (prefix cache?)", m.Rows, n, n-m.Rows)
+		return "K3", fmt.Sprintf("%d rows for %d tokens: %d rows missing (the first, where a prefix cache had them)", m.Rows, n, n-m.Rows)
 	case m.Rows > n:
 		return "K3", fmt.Sprintf("%d rows for %d tokens", m.Rows, n)
 	}

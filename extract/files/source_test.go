@@ -2,12 +2,15 @@ package files
 
 import (
 	"bytes"
+	"compress/gzip"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -120,7 +123,7 @@ func TestWhatIsWrongWithASampleIsItsFault(t *testing.T) {
 	}
 	tokens, _, faults := all(t, VLLM, fsys, Config{States: []int{1, 2, 3}, Layers: 4})
 	for id, want := range map[string]string{
-		"last": "K3 last row missing", "prefix": "K3 first 2 rows missing (prefix cache?)", "more": "K3 2 rows for 1 tokens",
+		"last": "K3 last row missing", "prefix": "K3 2 rows missing (the first, where a prefix cache had them)", "more": "K3 2 rows for 1 tokens",
 		"none": "K3 no token", "cut": "K21 ", "big": "K21 token 1099511627776", "inf": "K1 row 1, state 3: 0 NaN, 1 Inf",
 	} {
 		check, says, _ := strings.Cut(want, " ")
@@ -177,6 +180,69 @@ func TestSpeculatorsMasksAreJoinedByRowAndComparedByIDs(t *testing.T) {
 	}
 	if f := faults["hs_2"]; !strings.Contains(f.Detail, "has 2 rows") {
 		t.Errorf("%+v", f)
+	}
+}
+
+func TestARowOfTheDataSetWithoutItsFileIsAFault(t *testing.T) {
+	fsys := fstest.MapFS{
+		"data-00000-of-00001.arrow":      file(sideSet(t, [][]int64{{7, 8}, {9, 9}, {1, 2}}, [][]int64{{0, 1}, {1, 1}, {1, 1}})),
+		"hidden_states/hs_0.safetensors": file(request([]int64{7, 8}, 2)),
+	}
+	tokens, _, faults := all(t, Speculators, fsys, Config{States: []int{1, 2, 4}, Layers: 4})
+	if f := faults["hs_1"]; len(tokens) != 1 || len(faults) != 1 || f.Check != "K21" || !strings.Contains(f.Detail, "hs_1.safetensors") || !strings.Contains(f.Detail, "2 of its 3 rows") {
+		t.Errorf("%d stored, %+v", len(tokens), faults)
+	}
+}
+
+func TestLinksAreFollowedAndWhatIsNoFileIsAFault(t *testing.T) {
+	dir, cache := t.TempDir(), t.TempDir()
+	for name, link := range map[string]string{"a": "good", "cut": "nowhere", "dir": "."} {
+		if err := os.Symlink(filepath.Join(cache, link), filepath.Join(dir, name+".safetensors")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(cache, "good"), request([]int64{7, 8}, 2), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "folder.safetensors"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	tokens, _, faults := all(t, VLLM, os.DirFS(dir), Config{States: []int{1, 2, 3}, Layers: 4})
+	if len(tokens) != 1 || len(tokens["a"]) != 2 {
+		t.Errorf("stored %v", tokens)
+	}
+	for id, want := range map[string]string{"cut": "no such file", "dir": "it is no file", "folder": "it is no file"} {
+		if f := faults[id]; f.Check != "K21" || !strings.Contains(f.Detail, want) {
+			t.Errorf("%s: %+v", id, f)
+		}
+	}
+}
+
+// A few kilobytes may expand to gigabytes.
+func TestWhatExpandsWithoutEndIsNoSample(t *testing.T) {
+	bomb := func(magic string) []byte {
+		var out bytes.Buffer
+		z, err := gzip.NewWriterLevel(&out, gzip.BestSpeed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = z.Write([]byte(magic))
+		zeros := make([]byte, 1<<20)
+		for range 80 {
+			_, werr := z.Write(zeros)
+			err = errors.Join(err, werr)
+		}
+		if err = errors.Join(err, z.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return out.Bytes()
+	}
+	for want, raw := range map[string][]byte{
+		"is no zip of torch.save": bomb(""), "expands to more than 67108864 bytes": bomb("PK\x03\x04"), "expanding it": bomb("")[:12],
+	} {
+		if _, err := readCkpt(fstest.MapFS{"data_0.ckpt.gz": file(raw)}, "data_0.ckpt.gz"); !errors.Is(err, ErrFormat) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v; want %s", err, want)
+		}
 	}
 }
 

@@ -34,6 +34,9 @@ func openSpecForge(fsys fs.FS) (*Reader, error) {
 	r := &Reader{}
 	for _, name := range names {
 		r.samples = append(r.samples, lazy{idOf(name), name, func() (*Sample, error) {
+			if err := checkFile(fsys, name); err != nil {
+				return nil, err
+			}
 			s, err := readCkpt(fsys, name)
 			if err != nil {
 				return nil, fmt.Errorf("reading %s: %w", name, err)
@@ -45,8 +48,13 @@ func openSpecForge(fsys fs.FS) (*Reader, error) {
 	return r, nil
 }
 
-// maxFile bounds what one compressed sample may expand to.
-const maxFile = 8 << 30
+// What one compressed sample may expand to: so many bytes at most, and, beyond
+// some, so many times its size. States hardly compress; what does is no sample.
+const (
+	maxFile  = 8 << 30
+	maxTimes = 100
+	expanded = 64 << 20
+)
 
 func readCkpt(fsys fs.FS, name string) (*Sample, error) {
 	raw, err := fs.ReadFile(fsys, name)
@@ -58,7 +66,7 @@ func readCkpt(fsys fs.FS, name string) (*Sample, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrFormat, err)
 		}
-		if raw, err = io.ReadAll(io.LimitReader(z, maxFile)); err != nil {
+		if raw, err = expand(z, min(maxFile, max(expanded, maxTimes*int64(len(raw))))); err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrFormat, err)
 		}
 	}
@@ -67,6 +75,26 @@ func readCkpt(fsys fs.FS, name string) (*Sample, error) {
 		return nil, err
 	}
 	return t.sample()
+}
+
+// expand reads a zip of at most so many bytes.
+func expand(z io.Reader, most int64) ([]byte, error) {
+	magic := make([]byte, 4)
+	if _, err := io.ReadFull(z, magic); err != nil {
+		return nil, fmt.Errorf("expanding it: %w", err)
+	}
+	if string(magic) != "PK\x03\x04" {
+		return nil, fmt.Errorf("what is compressed begins with %q, and is no zip of torch.save", magic)
+	}
+	var out bytes.Buffer
+	out.Write(magic)
+	if _, err := io.Copy(&out, io.LimitReader(z, most)); err != nil {
+		return nil, fmt.Errorf("expanding it: %w", err)
+	}
+	if int64(out.Len()) > most {
+		return nil, fmt.Errorf("it expands to more than %d bytes", most)
+	}
+	return out.Bytes(), nil
 }
 
 // torchFile is a zip that torch.save wrote.

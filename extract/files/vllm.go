@@ -48,6 +48,9 @@ func openVLLM(fsys fs.FS) (*Reader, error) {
 
 // readStates reads a file of one request.
 func readStates(fsys fs.FS, name string) (_ *Sample, err error) {
+	if err := checkFile(fsys, name); err != nil {
+		return nil, err
+	}
 	ckpt, err := safetensors.OpenFile(fsys, name)
 	if err != nil {
 		return nil, err
@@ -138,6 +141,12 @@ func openSpeculators(fsys fs.FS) (*Reader, error) {
 		return nil, errors.Join(fmt.Errorf("%w: there is no hs_*.safetensors", ErrFormat), err)
 	}
 	r := &Reader{}
+	if lost := withoutFile(names, len(side)); len(lost) > 0 {
+		name := lost[0]
+		r.samples = append(r.samples, lazy{idOf(name), name, func() (*Sample, error) {
+			return nil, badFile(name, "a row of the data set has no hidden states, as there is no such file (so it is with %d of its %d rows)", len(lost), len(side))
+		}})
+	}
 	for _, name := range names {
 		r.samples = append(r.samples, lazy{idOf(path.Base(name)), name, func() (*Sample, error) {
 			row, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(path.Base(name), "hs_"), ".safetensors"))
@@ -165,6 +174,20 @@ func openSpeculators(fsys fs.FS) (*Reader, error) {
 	return r, nil
 }
 
+// withoutFile names the files that rows of a data set should have.
+func withoutFile(names []string, rows int) (lost []string) {
+	have := map[string]bool{}
+	for _, name := range names {
+		have[path.Base(name)] = true
+	}
+	for row := range rows {
+		if name := fmt.Sprintf("hs_%d.safetensors", row); !have[name] {
+			lost = append(lost, name)
+		}
+	}
+	return lost
+}
+
 type sideRow struct {
 	ids  []int32
 	mask []bool
@@ -179,6 +202,9 @@ func readSideSet(fsys fs.FS) ([]sideRow, error) {
 	}
 	var out []sideRow
 	for _, name := range names {
+		if err := checkFile(fsys, name); err != nil {
+			return nil, err
+		}
 		if out, err = readArrow(fsys, name, out); err != nil {
 			return nil, err
 		}
