@@ -30,9 +30,9 @@ type deepManifest struct {
 const deepRecord = 56
 
 func openDeepSpec(fsys fs.FS) (*Reader, error) {
-	raw, err := fs.ReadFile(fsys, "manifest.json")
+	raw, err := readFile(fsys, "manifest.json")
 	if err != nil {
-		return nil, fmt.Errorf("%w: there is no manifest.json: %w", ErrFormat, err)
+		return nil, err
 	}
 	var m deepManifest
 	if err := json.Unmarshal(raw, &m); err != nil {
@@ -50,9 +50,9 @@ func openDeepSpec(fsys fs.FS) (*Reader, error) {
 	if !ok {
 		return nil, badFile("manifest.json", "hidden_dtype %q; bfloat16, float16 and float32 are read", m.HiddenTyp)
 	}
-	index, err := fs.ReadFile(fsys, "samples.idx")
+	index, err := readFile(fsys, "samples.idx")
 	if err != nil {
-		return nil, fmt.Errorf("reading samples.idx: %w", err)
+		return nil, err
 	}
 	if len(index) != m.Samples*deepRecord {
 		return nil, badFile("samples.idx", "%d bytes for %d samples of %d", len(index), m.Samples, deepRecord)
@@ -93,6 +93,9 @@ func shortDType(name string) string {
 // read reads one sample of a shard: ids i32, attention mask u8, loss mask u8,
 // states, and the last state, each at an offset of its own.
 func (m deepManifest) read(fsys fs.FS, file string, rec []byte, format probe.Format) (_ *Sample, err error) {
+	if err := checkFile(fsys, file); err != nil {
+		return nil, err
+	}
 	f, err := fsys.Open(file)
 	if err != nil {
 		return nil, err

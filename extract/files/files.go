@@ -200,6 +200,14 @@ func checkFile(fsys fs.FS, name string) error {
 	return nil
 }
 
+// readFile reads what checkFile finds nothing wrong with.
+func readFile(fsys fs.FS, name string) ([]byte, error) {
+	if err := checkFile(fsys, name); err != nil {
+		return nil, err
+	}
+	return fs.ReadFile(fsys, name)
+}
+
 // idOf makes a file's name a sequence's id.
 func idOf(name string) string {
 	name = strings.NewReplacer("/", "_").Replace(name)

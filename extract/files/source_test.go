@@ -1,6 +1,7 @@
 package files
 
 import (
+	"archive/zip"
 	"bytes"
 	"compress/gzip"
 	"encoding/binary"
@@ -218,6 +219,13 @@ func TestLinksAreFollowedAndWhatIsNoFileIsAFault(t *testing.T) {
 	}
 }
 
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}
+
 // A few kilobytes may expand to gigabytes.
 func TestWhatExpandsWithoutEndIsNoSample(t *testing.T) {
 	bomb := func(magic string) []byte {
@@ -226,16 +234,29 @@ func TestWhatExpandsWithoutEndIsNoSample(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = z.Write([]byte(magic))
-		zeros := make([]byte, 1<<20)
-		for range 80 {
-			_, werr := z.Write(zeros)
-			err = errors.Join(err, werr)
+		if _, err = z.Write([]byte(magic)); err == nil {
+			_, err = io.CopyN(z, zeros{}, 80<<20)
 		}
 		if err = errors.Join(err, z.Close()); err != nil {
 			t.Fatal(err)
 		}
 		return out.Bytes()
+	}
+	var member bytes.Buffer
+	z := zip.NewWriter(&member)
+	w, err := z.Create("archive/data.pkl")
+	if err == nil {
+		_, err = io.CopyN(w, zeros{}, 80<<20)
+	}
+	if err = errors.Join(err, z.Close()); err != nil {
+		t.Fatal(err)
+	}
+	zipped, err := zip.NewReader(bytes.NewReader(member.Bytes()), int64(member.Len()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (&torchFile{zip: zipped, root: "archive"}).read("data.pkl", maxFile); err == nil || !strings.Contains(err.Error(), "more than 67108864 bytes") {
+		t.Errorf("a member of a zip: %v", err)
 	}
 	for want, raw := range map[string][]byte{
 		"is no zip of torch.save": bomb(""), "expands to more than 67108864 bytes": bomb("PK\x03\x04"), "expanding it": bomb("")[:12],

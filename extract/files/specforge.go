@@ -34,9 +34,6 @@ func openSpecForge(fsys fs.FS) (*Reader, error) {
 	r := &Reader{}
 	for _, name := range names {
 		r.samples = append(r.samples, lazy{idOf(name), name, func() (*Sample, error) {
-			if err := checkFile(fsys, name); err != nil {
-				return nil, err
-			}
 			s, err := readCkpt(fsys, name)
 			if err != nil {
 				return nil, fmt.Errorf("reading %s: %w", name, err)
@@ -57,7 +54,7 @@ const (
 )
 
 func readCkpt(fsys fs.FS, name string) (*Sample, error) {
-	raw, err := fs.ReadFile(fsys, name)
+	raw, err := readFile(fsys, name)
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +63,7 @@ func readCkpt(fsys fs.FS, name string) (*Sample, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrFormat, err)
 		}
-		if raw, err = expand(z, min(maxFile, max(expanded, maxTimes*int64(len(raw))))); err != nil {
+		if raw, err = expand(z, bound(int64(len(raw)))); err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrFormat, err)
 		}
 	}
@@ -76,6 +73,9 @@ func readCkpt(fsys fs.FS, name string) (*Sample, error) {
 	}
 	return t.sample()
 }
+
+// bound is what so many compressed bytes may expand to.
+func bound(compressed int64) int64 { return min(maxFile, max(expanded, maxTimes*compressed)) }
 
 // expand reads a zip of at most so many bytes.
 func expand(z io.Reader, most int64) ([]byte, error) {
@@ -136,7 +136,13 @@ func openTorch(raw []byte) (*torchFile, error) {
 
 // read reads a member of at most so many bytes.
 func (t *torchFile) read(name string, most int64) ([]byte, error) {
-	f, err := t.zip.Open(path.Join(t.root, name))
+	name = path.Join(t.root, name)
+	i := slices.IndexFunc(t.zip.File, func(f *zip.File) bool { return f.Name == name })
+	if i < 0 {
+		return nil, fmt.Errorf("%w: there is no %s in it", ErrFormat, name)
+	}
+	most = min(most, bound(int64(min(t.zip.File[i].CompressedSize64, maxFile)))) // torch.save does not compress
+	f, err := t.zip.File[i].Open()
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrFormat, err)
 	}
