@@ -328,7 +328,7 @@ func (s *Source) check(m *Sample) (check, detail string) {
 	case m.Rows == n-1:
 		return "K3", fmt.Sprintf("%d rows for %d tokens: last row missing", m.Rows, n)
 	case m.Rows < n:
-		return "K3", fmt.Sprintf("%d rows for %d tokens: %d rows missing (the first, where a prefix cache had them)", m.Rows, n, n-m.Rows)
+		return "K3", fmt.Sprintf("%d rows for %d tokens: first %d rows missing (prefix cache?)", m.Rows, n, n-m.Rows)
 	case m.Rows > n:
 		return "K3", fmt.Sprintf("%d rows for %d tokens", m.Rows, n)
 	}

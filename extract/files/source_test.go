@@ -124,7 +124,7 @@ func TestWhatIsWrongWithASampleIsItsFault(t *testing.T) {
 	}
 	tokens, _, faults := all(t, VLLM, fsys, Config{States: []int{1, 2, 3}, Layers: 4})
 	for id, want := range map[string]string{
-		"last": "K3 last row missing", "prefix": "K3 2 rows missing (the first, where a prefix cache had them)", "more": "K3 2 rows for 1 tokens",
+		"last": "K3 last row missing", "prefix": "K3 first 2 rows missing (prefix cache?)", "more": "K3 2 rows for 1 tokens",
 		"none": "K3 no token", "cut": "K21 ", "big": "K21 token 1099511627776", "inf": "K1 row 1, state 3: 0 NaN, 1 Inf",
 	} {
 		check, says, _ := strings.Cut(want, " ")
