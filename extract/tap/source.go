@@ -257,13 +257,13 @@ func (s *Source) take(ctx context.Context) (*sequence, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for {
+		i := s.ready()
 		switch {
 		case s.err != nil:
 			return nil, s.err
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
-		case s.ready() >= 0:
-			i := s.ready()
+		case i >= 0:
 			q := s.done[i]
 			s.done = slices.Delete(s.done, i, i+1)
 			s.giving = true

@@ -25,6 +25,7 @@ import time
 from typing import Any
 
 import torch
+from driving import sequences
 
 torch.set_num_threads(1)
 
@@ -185,8 +186,7 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING)
     transformers.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(a.model, dtype=getattr(torch, a.dtype), attn_implementation=a.attention).to(a.device)
-    with open(a.sequences) as f:
-        seqs = [json.loads(line) for line in f][: a.count]
+    seqs = sequences(a.sequences, a.count)
     hello = tapped.hello_of(model, "target")
     if a.lie == "bits":
         hello["dtype"] = "f16" if a.dtype == "bfloat16" else "bf16"
